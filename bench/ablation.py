@@ -25,7 +25,7 @@ from foremoe.problem.foresight import Noisy
 from foremoe.problem.problem import Problem
 from foremoe.routing.trace import RoutingTrace
 from foremoe.simulate import simulate
-from foremoe.solvers import Anneal, AsGiven, BalancedTokens, BestPack, ExpertAware, Greedy, Keep, Lpt, PackSolver, Quota, Search
+from foremoe.solvers import Anneal, AsGiven, BalancedTokens, ExpertAware, Greedy, Keep, Lpt, PackSolver, Quota, Search
 from foremoe.solvers.home.price import price_L
 from foremoe.synthetic.tokens import synthetic_trace
 from foremoe.workload.workload import Workload
@@ -44,15 +44,14 @@ class Variant(NamedTuple):
     replicas: str = "any"
 
 
-def packer(ranks_per_node: int, redundant: int = 1, home: Anneal | None = None) -> BestPack:
-    """The pack level, which knows the nodes, R and the home level."""
-    rank = (Search(),) if redundant else ()
-    return BestPack(ranks_per_node=ranks_per_node, redundant=redundant, home=home, rank=rank)
+def packer(ranks_per_node: int, redundant: int = 1) -> ExpertAware:
+    """The pack level, which knows the nodes and R."""
+    return ExpertAware(skew_weight=0.1 if redundant else 1.0, redundant=redundant, ranks_per_node=ranks_per_node)
 
 
 def variants(ranks_per_node: int) -> dict[str, Variant]:
     """Name -> variant; gains are over the first."""
-    full = Planner(pack=packer(ranks_per_node, home=Anneal()), home=Anneal())
+    full = Planner(pack=packer(ranks_per_node), home=Anneal())
     change = lambda **levels: dataclasses.replace(full, **levels)  # noqa: E731
     kept = change(pack=packer(ranks_per_node), home=Keep())
     given = ExpertAware(redundant=0, ranks_per_node=ranks_per_node)
@@ -61,7 +60,7 @@ def variants(ranks_per_node: int) -> dict[str, Variant]:
         JOINT: Variant(full),
         "pack + rank": Variant(kept),
         "home + rank": Variant(change(pack=AsGiven())),
-        "pack + home": Variant(change(pack=packer(ranks_per_node, 0, Anneal()), rank=()), 0),
+        "pack + home": Variant(change(pack=packer(ranks_per_node, 0), rank=()), 0),
         "rank": Variant(Planner()),
         "home": Variant(Planner(home=Anneal(), rank=()), 0),
         "pack": Variant(Planner(pack=packer(ranks_per_node, 0), rank=()), 0),
@@ -75,7 +74,7 @@ def variants(ranks_per_node: int) -> dict[str, Variant]:
         "replicas inside nodes, without home": Variant(kept, replicas="node"),
     }
     for redundant in (0, 2):
-        out[f"R = {redundant}"] = Variant(change(pack=packer(ranks_per_node, redundant, Anneal())), redundant)
+        out[f"R = {redundant}"] = Variant(change(pack=packer(ranks_per_node, redundant)), redundant)
         out[f"R = {redundant}, without home"] = Variant(Planner(pack=packer(ranks_per_node, redundant)), redundant)
         out[f"R = {redundant}, without pack"] = Variant(change(pack=AsGiven()), redundant)
     for name, view in (("step", "step"), ("previous", "previous"), ("noisy 0.3", Noisy(0.3))):

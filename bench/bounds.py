@@ -1,6 +1,6 @@
 """Gaps between lower bounds and the best placement known, by case, and what the bounds take per row.
 
-    python -m bench.bounds [--layers 4] [--only balance|time] [--out bench/results/bounds_HARDWARE_DATE.md]
+    python -m bench.bounds [--layers 4] [--out bench/results/bounds_HARDWARE_DATE.md]
 
 Loads come from `synthetic_workload`, nodes are of 8. Best known: the cheapest, row by row, of bare homes,
 `Search`, its start, `Quota`, `Greedy`, `LeastLoaded` and `Lplb`. A gap is what this is above the bound: looseness of the bound
@@ -19,10 +19,9 @@ import numpy as np
 
 from bench.output import command_line, emit, hardware
 from foremoe.base.arrays import Array
-from foremoe.machine.cluster import DISPATCHES, Cluster
-from foremoe.problem.bounds import load_bound, row_bound, settled_load_bound
+from foremoe.machine.cluster import Cluster
+from foremoe.problem.bounds import load_bound, settled_load_bound
 from foremoe.problem.cost import CostModel
-from foremoe.problem.estimate import bound_rates
 from foremoe.problem.placement import Placement
 from foremoe.problem.pricing import row_objective
 from foremoe.problem.problem import Problem
@@ -35,10 +34,8 @@ BALANCE = (
     ("mixtral-8x7b", 8), ("gpt-oss-20b", 8), ("gpt-oss-20b", 16), ("deepseek-v2-lite", 8), ("deepseek-v2-lite", 16),
     ("qwen3-30b-a3b", 8), ("qwen3-30b-a3b", 16),
 )  # fmt: skip
-TIME = (("gpt-oss-20b", 16), ("deepseek-v2-lite", 16), ("qwen3-30b-a3b", 16), ("qwen3-30b-a3b", 32), ("deepseek-v3", 64))
 REGIMES = ("mild", "mid", "skew", "gpt-oss-like")
-TOKENS = (256, 1024, 8192)
-WITHIN = {"balance": 0.005, "time": 0.05}
+WITHIN = 0.005
 MICRO_STEPS = 32
 
 
@@ -75,8 +72,7 @@ def per_row_s(problem: Problem, bound: Callable[[Problem], object]) -> float:
     took = []
     for _ in range(5):
         fresh = dataclasses.replace(problem)
-        for needed in (bound_rates, load_bound):
-            needed(fresh)
+        load_bound(fresh)
         fresh.counts()
         begin_s = time.process_time()
         bound(fresh)
@@ -97,56 +93,32 @@ def balance(layers: int) -> Iterator[Line]:
         yield Line((f"{model} EP{ranks}", regime, str(redundant)), best_N / bound_N - 1, took_s)
 
 
-def seconds(layers: int) -> Iterator[Line]:
-    """Objective time."""
-    for (model, ranks), tokens, dispatch, preset in itertools.product(TIME, TOKENS, DISPATCHES, ("8xh100", "8xpcie")):
-        gaps, took = [], []
-        for stage, redundant in (("update", 1), ("recompute", 1), ("update", 2)):
-            work = synthetic_workload(
-                model, num_ranks=ranks, tokens_per_rank=tokens, micro_steps=MICRO_STEPS, num_layers=layers, seed=5, stage=stage
-            )  # fmt: skip
-            problem = Problem.of(work, Cluster.preset(preset, ranks, dispatch=dispatch), redundant=redundant)
-            few = problem[:1]
-            took.append(per_row_s(few, row_bound))
-            gaps.append(row_objective(few, best_known(few)) / row_bound(few) - 1)
-        labels = (f"{model} EP{ranks}", str(tokens), dispatch, preset)
-        yield Line(labels, np.concatenate(gaps), float(np.mean(took)))
-
-
-def table(objective: str, heads: tuple[str, ...], lines: Iterator[Line]) -> str:
+def table(lines: Iterator[Line]) -> str:
     """Markdown; each line is printed to stderr as it is done."""
-    within, made = WITHIN[objective], []
+    made = []
     for line in lines:
         made.append(line)
-        print(line.cells(within), file=sys.stderr, flush=True)
+        print(line.cells(WITHIN), file=sys.stderr, flush=True)
     gap_N = np.concatenate([line.gap_N for line in made])
     verdict = (
-        f"{gap_N.size} rows: gap median {np.median(gap_N):.2%}, worst {gap_N.max():.2%}; within {within:.1%}"
-        f" {np.mean(gap_N <= within):.1%} of rows; closed {np.mean(gap_N <= 1e-9):.1%}."
+        f"{gap_N.size} rows: gap median {np.median(gap_N):.2%}, worst {gap_N.max():.2%}; within {WITHIN:.1%}"
+        f" {np.mean(gap_N <= WITHIN):.1%} of rows; closed {np.mean(gap_N <= 1e-9):.1%}."
     )
-    three = ("median", "worst", f"within {within:.1%}")
-    columns = [*heads, *three, "us a row"]
-    rows = [f"| {' | '.join(columns)} |", "|" + " --- |" * len(columns), *(line.cells(within) for line in made)]
-    return f"## Objective {objective}\n\n{verdict}\n\n" + "\n".join(rows)
+    columns = ["rows", "regime", "R", "median", "worst", f"within {WITHIN:.1%}", "us a row"]
+    rows = [f"| {' | '.join(columns)} |", "|" + " --- |" * len(columns), *(line.cells(WITHIN) for line in made)]
+    return f"## Objective balance\n\n{verdict}\n\n" + "\n".join(rows)
 
 
 def main() -> None:
     """Command line."""
     parser = command_line(__doc__)
     parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--only", choices=tuple(WITHIN), help="one objective only")
     args = parser.parse_args()
-    sections = []
-    if args.only != "time":
-        sections.append(table("balance", ("rows", "regime", "R"), balance(args.layers)))
-    if args.only != "balance":
-        sections.append(table("time", ("rows", "tokens per rank", "dispatch", "cluster"), seconds(args.layers)))
     text = (
         f"# Lower bounds against the best placement known\n\nMeasured on: {hardware()}. Command: `python -m bench.bounds --layers"
-        f" {args.layers}`. Gap: the best known above the bound. Time rows: regime mid, update"
-        " (R = 1, 2) and recompute (R = 1). Microseconds: of settling, of the bound. Model, uncalibrated."
+        f" {args.layers}`. Gap: the best known above the bound. Microseconds: of settling. Model, uncalibrated."
     )
-    emit("\n\n".join([text, *sections]) + "\n", args.out)
+    emit(f"{text}\n\n{table(balance(args.layers))}\n", args.out)
 
 
 if __name__ == "__main__":

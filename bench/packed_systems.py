@@ -24,7 +24,7 @@ from foremoe.planner.planner import Planner
 from foremoe.problem.problem import Problem
 from foremoe.routing.trace import RoutingTrace
 from foremoe.simulate import System, simulate_systems
-from foremoe.solvers import Anneal, AsGiven, BalancedTokens, ExpertAware, Greedy, Keep, Lpt, PackSolver, Permute, Search
+from foremoe.solvers import Anneal, AsGiven, BalancedTokens, ExpertAware, Greedy, Keep, Lpt, PackSolver, Search
 from foremoe.solvers.home.price import price_L
 from foremoe.synthetic.tokens import synthetic_trace
 from foremoe.workload.workload import Workload
@@ -55,11 +55,10 @@ def rows(ranks_per_node: int) -> dict[str, Packed]:
     return {
         "static": Packed(AsGiven()),
         "static, balanced tokens": Packed(BalancedTokens()),
-        "open-instruct-like": Packed(Permute()),
         "RoutePack-like": Packed(loads, Lpt(), first=True),
         "ReLibra-like": Packed(near, Anneal(), (Greedy(),), first=True, replicas="node"),
         "foremoe, rank alone": Packed(AsGiven(), rank=(Search(),)),
-        "foremoe": Packed(packer(ranks_per_node, home=Anneal()), Anneal(), (Search(),)),
+        "foremoe": Packed(packer(ranks_per_node), Anneal(), (Search(),)),
         "force-balanced": Packed(BalancedTokens(), even=True),
     }
 
@@ -123,7 +122,7 @@ def section(ranks_per_node: int, dispatch: str, num_layers: int = 4) -> str:
         f"## Samples packed, nodes of {ranks_per_node}, dispatch {dispatch}\n\n"
         f"{int(trace.seq_len_Q.sum())} tokens in {trace.Q} synthetic sequences of"
         f" four domains, {MINI_BATCHES} mini-batches, {num_layers} layers of Qwen3-30B-A3B, EP {NUM_RANKS}, {TOKENS_PER_RANK}"
-        " tokens per rank and micro-step, R = 1. open-instruct-like: samples permuted; RoutePack-like: LPT homes, then samples"
+        " tokens per rank and micro-step, R = 1. RoutePack-like: LPT homes, then samples"
         " dealt by load; ReLibra-like: annealed homes, then samples dealt near them, greedy replicas in nodes;"
         " force-balanced: balanced"
         " tokens. Moves of homes: once for a recompute and an update stage, half of them here."

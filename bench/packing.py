@@ -26,7 +26,7 @@ from foremoe.planner.parsing import short
 from foremoe.planner.planner import Planner
 from foremoe.problem.problem import Problem
 from foremoe.routing.trace import RoutingTrace
-from foremoe.solvers import Anneal, AsGiven, BalancedTokens, BestPack, ExpertAware, HomeSolver, Keep, Lpt, PackSolver, Permute
+from foremoe.solvers import Anneal, AsGiven, BalancedTokens, ExpertAware, HomeSolver, Keep, Lpt, PackSolver
 from foremoe.solvers.pack.balanced_tokens import model_of
 from foremoe.synthetic.tokens import synthetic_trace
 from foremoe.workload.workload import Workload
@@ -53,10 +53,6 @@ class Case:
         """The packer told of the case's nodes."""
         redundant = int(skew_weight < 1.0)
         return ExpertAware(skew_weight=skew_weight, redundant=redundant, locality=locality, ranks_per_node=self._nodes())
-
-    def best(self, redundant: int = 1, home: Anneal | None = None) -> BestPack:
-        """The packer that plans every packing, told of the case's nodes."""
-        return BestPack(redundant=redundant, home=home, ranks_per_node=self._nodes())
 
     def _nodes(self) -> int | None:
         return None if self.ranks_per_node == 8 else self.ranks_per_node
@@ -134,10 +130,10 @@ def packers_table(case: Case, trace: RoutingTrace) -> str:
     """Every packer, with static placement and with one redundant slot."""
     given = Problem.of(packed(case, trace, AsGiven())[0], case.cluster(), redundant=0)
     lpt_LE = Lpt().solve(given)
-    aware = (case.aware(1.0), case.aware(locality=False), case.aware(), case.best())
-    packers = (AsGiven(), AsGiven(shuffle=True), BalancedTokens(), Permute(), *aware)
+    aware = (case.aware(1.0), case.aware(locality=False), case.aware())
+    packers = (AsGiven(), AsGiven(shuffle=True), BalancedTokens(), *aware)
     kinds: list[tuple[str, PackSolver, Array | None]] = [(short(packer), packer, None) for packer in packers]
-    kinds.insert(4, (LIKE_ROUTEPACK, case.aware(1.0, locality=False), lpt_LE))
+    kinds.insert(3, (LIKE_ROUTEPACK, case.aware(1.0, locality=False), lpt_LE))
     rows = []
     for name, packer, home_LE in kinds:
         work, seconds = packed(case, trace, packer, home_LE)
@@ -175,10 +171,6 @@ def joint_table(case: Case, trace: RoutingTrace) -> str:
                 if pack == "expert aware" and home != "keep":
                     again, _ = packed(case, trace, packer, home_LE)
                     variants["expert aware, again", home, rank] = stage_ms(planned(case, again, redundant, home_LE))
-        for home, solver in HOMES.items():
-            work, _ = packed(case, trace, case.best(redundant, solver if isinstance(solver, Anneal) else None))
-            home_LE = homes(case, work, redundant, home)
-            variants["best", home, rank] = stage_ms(planned(case, work, redundant, home_LE))
     base = variants["as given", "keep", "none"]
     names = [(home, rank) for rank in ("none", "chain") for home in HOMES]
     rows = []
@@ -188,7 +180,7 @@ def joint_table(case: Case, trace: RoutingTrace) -> str:
     rows.append(["experts moved per layer, at most", *(f"{moved[name]:.1f}" for name in names)])
     verdicts = []
     for home, what in (("anneal", "moves priced"), ("lpt", "moves free")):
-        joint = variants["best", home, "chain"]
+        joint = variants["expert aware", home, "chain"]
         others = {
             key: ms
             for key, ms in variants.items()
@@ -219,19 +211,17 @@ def speed_table() -> str:
         trace = synthetic_trace("qwen3-30b-a3b", num_sequences=num_sequences, mean_length=mean_length, seed=0)
         for num_ranks, tokens_per_rank in ((16, 2048), (64, 1024)):
             case = Case(about="", num_ranks=num_ranks, tokens_per_rank=tokens_per_rank, make=lambda: trace)  # noqa: B023
-            cells = [
-                f"{packed(case, trace, packer)[1]:.2f}" for packer in (BalancedTokens(), Permute(), ExpertAware(), BestPack())
-            ]
+            cells = [f"{packed(case, trace, packer)[1]:.2f}" for packer in (BalancedTokens(), ExpertAware())]
             wall_s: dict[int, list[float]] = {num_threads: [] for num_threads in (1, 2)}
             for num_threads in (1, 2) * 3:
                 began = time.perf_counter()
-                Planner(pack=BestPack()).workload(
+                Planner(pack=ExpertAware()).workload(
                     trace, num_ranks=num_ranks, tokens_per_rank=tokens_per_rank, num_threads=num_threads
                 )
                 wall_s[num_threads].append(time.perf_counter() - began)
             cells += [f"{min(seconds):.2f}" for seconds in wall_s.values()]
             rows.append([str(num_sequences), str(trace.T), str(num_ranks), *cells])
-    head = ("BalancedTokens s", "Permute s", "ExpertAware s", "BestPack s", "BestPack wall s, one thread", "two threads")
+    head = ("BalancedTokens s", "ExpertAware s", "ExpertAware wall s, one thread", "two threads")
     return markdown(("sequences", "tokens", "ranks", *head), rows)
 
 

@@ -30,7 +30,6 @@ from foremoe.routing.trace import RoutingTrace
 from foremoe.solvers import (
     Anneal,
     BalancedTokens,
-    BestPack,
     Deadline,
     Eplb,
     Even,
@@ -42,7 +41,6 @@ from foremoe.solvers import (
     Lpt,
     Quota,
     Search,
-    WaterFill,
 )
 from foremoe.synthetic.counts import synthetic_workload
 from foremoe.synthetic.tokens import synthetic_trace
@@ -142,14 +140,12 @@ def settings() -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "foresight step", plan(of(), foresight="step")
     yield "without guard", plan(of(), guard=False)
     yield "even split", plan(of(), split=Even())
-    yield "water fill", plan(of(), split=WaterFill())
     for solver in (Greedy(), Quota(), Quota(best_fit=True), LeastLoaded(min_pairs=0, threshold=1.0), Lplb()):
         yield f"{solver!r}", plan(of(), rank=(solver,))
     yield "eplb", plan(of(), rank=(Eplb(),), guard=False)
     yield "eplb, even", plan(of(redundant=2), rank=(Eplb(),), split=Even(), guard=False)
     yield "exact, balance", plan(lambda: problem("mixtral-8x7b", 4, tokens=512, cost=BALANCE), rank=(Search(effort=0), Exact()))
-    yield "exact, time", plan(lambda: problem("mixtral-8x7b", 4, tokens=512), rank=(Search(effort=0), Exact()))
-    for packer in (BalancedTokens(), ExpertAware(), BestPack()):
+    for packer in (BalancedTokens(), ExpertAware()):
         yield f"pack {type(packer).__name__}", packed(packer)
     yield "homes Lpt", homed(Lpt(), "qwen3-30b-a3b", 16)
     yield "homes Anneal", homed(Anneal(sweeps=200), "qwen3-30b-a3b", 16)

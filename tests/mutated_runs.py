@@ -34,7 +34,7 @@ from foremoe.problem.pricing import row_objective
 from foremoe.problem.problem import Problem
 from foremoe.problem.schedule import Schedule
 from foremoe.simulate import simulate
-from foremoe.solvers import Deadline, Even, ExactSplit, Greedy, Keep, LeastLoaded, Quota, Search, WaterFill
+from foremoe.solvers import Deadline, Even, ExactSplit, Greedy, Keep, LeastLoaded, Quota, Search
 from foremoe.testing.ranks import run_threads
 from foremoe.testing.reference import dense_reference, run_reference
 from foremoe.transfer.engine import Engine
@@ -164,7 +164,7 @@ def mutated_placement(problem: Problem, rng: np.random.Generator) -> tuple[str, 
     uses: dict[str, Callable[[Placement], Any]] = {
         "start": lambda p: Planner().plan(problem, p, num_threads=1)[0],
         "price": lambda p: row_objective(problem, p),
-        **{repr(s): lambda p, s=s: s.solve(problem, fields["expert_NGS"]) for s in (ExactSplit(), Even(), WaterFill())},
+        **{repr(s): lambda p, s=s: s.solve(problem, fields["expert_NGS"]) for s in (ExactSplit(), Even())},
         **{repr(s): lambda p, s=s: s.solve(problem, p) for s in (Search(), Greedy(), Quota(), LeastLoaded())},
     }
     use = str(rng.choice(list(uses)))

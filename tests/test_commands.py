@@ -31,8 +31,6 @@ def test_a_command_of_the_pages_runs(command: str) -> None:
 def test_the_commands_that_ask_a_question_are_among_them() -> None:
     asked = (
         "--foresight exact,rerouted=0.1,previous,step,none",
-        "--what-if low-precision=1.5",
-        "--what-if multiplex=3",
         "--regime hot-rank",
     )
     for words in asked:

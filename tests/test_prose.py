@@ -14,7 +14,7 @@ def test_what_people_read_keeps_the_rules():
 
 def test_pages_help_and_the_report_are_read():
     places = {place for place, _ in texts()}
-    assert {"README.md", "docs/verl.md", "foremoe plan --help", "foremoe simulate --what-if", "page.html"} <= places
+    assert {"README.md", "docs/verl.md", "foremoe plan --help", "foremoe simulate --foresight", "page.html"} <= places
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from bench.systems import systems
 from foremoe.base.errors import InputError
 from foremoe.cli.knowledge import views_of
 from foremoe.cli.simulate import BALANCED, simulate
-from foremoe.cli.what_if import what_if_of
 from foremoe.planner.strategies import resolve
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -39,7 +38,7 @@ def option_resolves(words: list[str]) -> bool:
         return False
     for value in words[1:]:
         param.type_cast_value(context, (value,) if param.multiple else value)  # type: ignore[attr-defined]
-        {"--foresight": views_of, "--what-if": what_if_of}.get(words[0], len)((value,))
+        {"--foresight": views_of}.get(words[0], len)((value,))
     return True
 
 
@@ -73,7 +72,7 @@ def test_what_runs_here_has_that_name(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["nope", "--nope", "--regime nope", "--what-if nope=1", "python -m bench.nope", "foremoe/nope", "Search(nope=1)"]
+    "name", ["nope", "--nope", "--regime nope", "--foresight nope=1", "python -m bench.nope", "foremoe/nope", "Search(nope=1)"]
 )
 def test_what_does_not_run_is_found(name: str) -> None:
     with contextlib.suppress(InputError, click.BadParameter):

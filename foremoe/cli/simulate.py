@@ -19,9 +19,8 @@ from foremoe.cli.tables import GIGABYTES, SECONDS, Column, Look, Table, flat, nu
 from foremoe.cli.texts import DEFAULT, planner_of, split_list
 from foremoe.cli.tones import tones
 from foremoe.cli.trace import write_trace
-from foremoe.cli.what_if import TURN_COLUMNS, add_turns, starred, turn_lines, what_if_of
 from foremoe.machine.trainer import Trainer
-from foremoe.simulate.knowledge import load_kernels, simulate_foresight
+from foremoe.simulate.knowledge import simulate_foresight
 from foremoe.simulate.systems import BALANCED, System, simulate_systems
 from foremoe.workload.packing import AsGiven
 
@@ -77,11 +76,6 @@ Example:
     " (micro-step), step (the sum of all), rerouted=SHARE, noisy=DRIFT, none (static).  [default: no such table]",
 )  # fmt: skip
 @option(
-    "--what-if", metavar="LIST", multiple=True,
-    help="low-precision=SPEEDUP: a line in which overloaded ranks compute SPEEDUP times as fast (changes numerics);"
-    " multiplex=JOBS: such jobs in turns on the same GPUs.  [default: none]",
-)  # fmt: skip
-@option(
     "--trace", "trace_file", metavar="FILE", help="Write the first EP group's stage as a trace for Perfetto, static and planned"
     " (by foremoe, or the first of --planners); compressed if FILE ends in .gz.  [default: no trace]",
 )  # fmt: skip
@@ -90,20 +84,16 @@ Example:
 def simulate(
     case_options: CaseOptions, planners: tuple[str, ...], ep: int | None, pp: int, vpp: int,
     prefetch: int, json_file: str | None, *, gpus: int | None = None, foresight: tuple[str, ...] = (),
-    what_if: tuple[str, ...] = (), trace_file: str | None = None, look: Look = Look(),  # noqa: B008
+    trace_file: str | None = None, look: Look = Look(),  # noqa: B008
 ) -> None:  # fmt: skip
     """The command ``foremoe simulate``."""
     require_writable({"the JSON file": json_file, "the trace": trace_file}, case_options.files)
     case_options = on_gpus(case_options, gpus, pp)
     if trace_file is not None and pp * vpp > 1:
         raise InputError("--trace shows a stage of one pipeline rank; leave --pp and --vpp out.")
-    views, asked = knowledge.views_of(foresight), what_if_of(what_if)
-    if views and what_if:
-        raise InputError("--foresight and --what-if are two tables; ask for one at a time.")
-    if asked.jobs and case_options.trainer.rollout_share is None:
-        raise InputError("multiplex: turns depend on what lies outside the stages; give --rollout-share.")
-    look.require(knowledge.COLUMNS if views else COLUMNS | TURN_COLUMNS if asked.jobs else COLUMNS)
-    systems = _systems(split_list(planners, "--planners"), prefetch, alone=bool(views)) | asked.systems(prefetch)
+    views = knowledge.views_of(foresight)
+    look.require(knowledge.COLUMNS if views else COLUMNS)
+    systems = _systems(split_list(planners, "--planners"), prefetch, alone=bool(views))
     if pp * vpp > 1 and case_options.schedule is not None:
         raise InputError("--pp makes the schedule of every pipeline rank itself; leave --schedule out.")
     with Progress(tasks=len(views) if views else len(systems)) as progress:
@@ -113,18 +103,12 @@ def simulate(
         if views:
             rows = simulate_foresight(groups, views, *systems.values(), **options)
         else:
-            if asked.jobs:
-                for system in systems.values():
-                    load_kernels(system.planner, groups)
-            # Planning that turns expose is the CPU time of one thread.
-            rows = simulate_systems(groups, systems, num_threads=1 if asked.jobs else None, **options)
+            rows = simulate_systems(groups, systems, **options)
     traced = [] if trace_file is None else [write_trace(trace_file, groups[0], case.history_LE, systems)]
-    if asked.jobs:
-        add_turns(rows, systems, groups, trainer, asked.jobs)
     payload = {
         "rows": rows, "case": {**case.record, "groups": len(groups), "gpus": gpus, "pp": pp, "vpp": vpp, "prefetch": prefetch},
         "objective": case.problem.cost.objective, "cost_model": case.cost_model,
-        "residual": case.problem.cluster.residual, "trainer": trainer, "what_if": asked._asdict(),
+        "residual": case.problem.cluster.residual, "trainer": trainer,
     }  # fmt: skip
     gpus = case.problem.G * len(groups) * pp
     where = f"{gpus} GPUs = EP {case.problem.G} x DP {len(groups)} x PP {pp}"
@@ -141,18 +125,18 @@ def simulate(
         if blind:
             words.append(f"{', '.join(blind)}: micro-step 0 has no history and is static; give --history TRACE")
     memory = table_lines(rows, case.problem.cluster.memory_bytes)
-    turns: list[str | Table] = ["", *turn_lines(rows, trainer, asked.jobs)] if asked.jobs else []
-    emit(json_file, payload, [case.line, where, "", *words, *memory, *turns, *traced], look)
+    emit(json_file, payload, [case.line, where, "", *words, *memory, *traced], look)
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """A line for every system; what changes numerics has a star, what no engine runs a plus."""
-    real = [
-        row if row["executable"] and not row["changes_numerics"] and row["solver"] != BALANCED else {"fits": row["fits"]}
-        for row in rows
-    ]
-    lines = [flat(row) | {"solver": starred(row)} for row in rows]
+    """A line for every system; what no engine runs has a plus."""
+    real = [row if row["executable"] and row["solver"] != BALANCED else {"fits": row["fits"]} for row in rows]
+    lines = [flat(row) | {"solver": _marked(row)} for row in rows]
     return Table(shown_columns(COLUMNS, rows), lines, rows, tones(real, "speedup_vs_static"))
+
+
+def _marked(row: Mapping[str, Any]) -> str:
+    return f"{row['solver']} +" if row["executable"] is False else str(row["solver"])
 
 
 def _systems(names: Sequence[str], prefetch: int, *, alone: bool) -> dict[str, System]:
@@ -182,10 +166,6 @@ def footers(rows: Sequence[Mapping[str, Any]], constants: str) -> list[str]:
     ]
     if any(row["executable"] is False for row in rows):
         lines.append("+ experts are re-placed: scored, never executed; moves of weights and gradients are in the stage, exposed")
-    if any(row["changes_numerics"] for row in rows):
-        lines.append(
-            "* changes numerics, simulated alone: ranks above a row's mean load compute their experts in lower precision"
-        )
     return lines
 
 
@@ -196,7 +176,7 @@ def step_line(rows: Sequence[Mapping[str, Any]], trainer: Trainer) -> str:
         return "step: unknown without static; add it to --planners"
     if trainer.outside_s(0.0) is not None:
         return f"step: gain of a training step of which {outside_words(trainer)} lie outside the stages (--rollout-share)"
-    real = [row for row in known if row["solver"] not in ("static", BALANCED) and not row.get("changes_numerics")]
+    real = [row for row in known if row["solver"] not in ("static", BALANCED)]
     best = max(real or known, key=lambda row: row["speedup_vs_static"])
     each = ", ".join(f"{gain:.3f} with {share} %" for share, gain in best["step_speedup_at"].items())
     return f"a whole step gains less; {best['solver']}: {each} of it outside the stages (--rollout-share says yours)"

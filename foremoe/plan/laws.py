@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 PROVEN = 1.0 + 1e-5
 # Sums of floats are compared up to rounding, which differs between machines.
 _CLOSE = 1e-9
-# Rows of which a solver may have proven more than the closed form does.
+# Rows of which a solver may have proven more than the bounds do.
 _SEARCHED = (Stop.OPTIMAL, Stop.LIMIT, Stop.CANCELLED, Stop.FELL_BACK)
 
 

@@ -34,7 +34,7 @@ class Derived:
     """Room for what a problem works out once; no field, so copies and files leave it out."""
 
     __slots__ = (
-        "_counts", "_least_rates", "_load_bound", "_problem_prices", "_problem_rates", "_problem_rows", "_row_bound",
+        "_counts", "_load_bound", "_problem_prices", "_problem_rates", "_problem_rows", "_row_bound",
         "_row_times",
     )  # fmt: skip
 

@@ -1,6 +1,8 @@
-"""The coefficients of the closed form: what a pair, a slot, a copy and a gradient cost in one problem, in seconds."""
+"""Rough prices for starts, homes and foresight: what a pair, a slot, a copy and a gradient cost in one problem, in seconds."""
 
 from typing import NamedTuple
+
+import numpy as np
 
 from foremoe.base.arrays import Array
 from foremoe.base.compiled import inner_kernel, kernel
@@ -9,25 +11,17 @@ from foremoe.base.compiled import inner_kernel, kernel
 
 
 class Rates(NamedTuple):
-    """Coefficients of the closed form, in seconds; plain numbers, so that compiled functions take them as they are.
+    """Coefficients, in seconds; plain numbers, so that compiled functions take them as they are.
 
-    A row costs ``base_N + fixed_s + max_g(pair_s * load_g + slot_s * busy_g)``, plus ``peer_pair_s`` / ``rdma_pair_s``
-    for every pair dispatched inside / across nodes (a rank's own pairs are free; averaged over ranks), plus ``mean_s`` for every
-    pair that a rank serves on average (in ``base_N``: no placement changes it), plus
-    ``replica_*_s`` per replica, plus what of `busiest_s` does not hide under ``hide_forward_s`` and ``hide_backward_s``.
-
-    ``busy_g`` counts base slots whose expert has load and redundant slots with a quota. Of ``pair_s``, ``late_s`` is for
-    exchange: it ends when the rank with the most pairs has its own, so what this rank has above the mean comes on top. The two
-    ``hide_*_s`` differ by row: zero until `row_rates` sets them.
+    Of ``pair_s``, a part is for exchange: it ends when the rank with the most pairs has its own. ``peer_pair_s`` and
+    ``rdma_pair_s`` are of a pair dispatched inside and across nodes, averaged over ranks; ``replica_*_s`` is compute lost to the
+    copy of a replica. Copies hide under ``hide_*_s``, which differ by row: zero until `row_rates` sets them.
     """
 
     hide_forward_s: float
     hide_backward_s: float
     pair_s: float
-    late_s: float
-    mean_s: float
     slot_s: float
-    fixed_s: float
     peer_pair_s: float
     rdma_pair_s: float
     copy_peer_s: float
@@ -40,13 +34,10 @@ class Rates(NamedTuple):
 
 
 class RowTimes(NamedTuple):
-    """What differs by row, float64 [N]."""
+    """Seconds under which copies hide, which differ by row, float64 [N]."""
 
-    window_N: Array  # seconds of all passes before the layer on the slowest rank
-    mean_N: Array  # mean load of a rank, in pairs
-    base_N: Array  # seconds that no placement changes: windows and ``mean_s``, less the mean load's ``late_s``
-    hide_forward_N: Array  # seconds under which copies hide in forward
-    hide_backward_N: Array  # the same in backward
+    hide_forward_N: Array
+    hide_backward_N: Array
 
 
 @kernel
@@ -98,3 +89,21 @@ def exposed_s(peer_fan, rdma_fan, rates):
     near_s = back_s(peer_fan, 0, rates.copy_peer_s, rates.gradient_peer_s, rates)
     far_s = back_s(rdma_fan, 0, rates.copy_rdma_s, rates.gradient_rdma_s, rates)
     return late_s((forward_s, max(near_s, far_s)), rates)
+
+
+@inner_kernel
+def _free_fan(copy_s, gradient_s, rates):
+    most = rates.hide_forward_s / copy_s
+    one_s = back_s(1, 0, copy_s, gradient_s, rates)
+    if one_s > 0.0:
+        most = min(most, rates.hide_backward_s / one_s)
+    return np.int64(min(most, 1e9))
+
+
+@inner_kernel
+def free_fans(rates):
+    """The most replicas of one rank's experts, or on one rank, that hide entirely: on peer and on RDMA links."""
+    return (
+        _free_fan(rates.copy_peer_s, rates.gradient_peer_s, rates),
+        _free_fan(rates.copy_rdma_s, rates.gradient_rdma_s, rates),
+    )

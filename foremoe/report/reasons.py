@@ -1,4 +1,4 @@
-"""Why rows copy nothing: what their best single copy would save and cost, by the closed form."""
+"""Why rows copy nothing: what their best single copy would save and cost, by the price."""
 
 from typing import NamedTuple
 

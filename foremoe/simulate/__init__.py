@@ -7,11 +7,10 @@ from foremoe.simulate.stage import StageRun, even_routing, force_balanced, simul
 from foremoe.simulate.step import Gain, Judge, gain, head_seconds, optimizer_seconds, reduction_seconds, replacement_seconds
 from foremoe.simulate.systems import System, ep_groups, simulate_systems
 from foremoe.simulate.trace import trace
-from foremoe.simulate.what_if import low_precision_speeds, multiplexed, round_seconds
 
 __all__ = [
     "LINKS", "PARTS", "Gain", "Judge", "Parts", "PipelineRank", "Simulation", "StageRun", "System", "ep_groups", "even_routing",
-    "exposed_planning", "force_balanced", "gain", "head_seconds", "low_precision_speeds", "multiplexed", "optimizer_seconds",
-    "pipeline_problems", "plan_pipeline", "reduction_seconds", "replacement_seconds", "round_seconds", "simulate",
+    "exposed_planning", "force_balanced", "gain", "head_seconds", "optimizer_seconds",
+    "pipeline_problems", "plan_pipeline", "reduction_seconds", "replacement_seconds", "simulate",
     "simulate_foresight", "simulate_pipeline", "simulate_systems", "trace",
 ]  # fmt: skip

@@ -51,7 +51,7 @@ def pipeline_problems(problem: Problem, pp: int, vpp: int = 1) -> list[Problem]:
 
 def simulate_pipeline(
     ranks: Sequence[PipelineRank], *, prefetch: int = 2, known: str = "rollout", plan_s: float = 0.0, share_links: bool = True,
-    outside_s_MG: Array | None = None, low_precision: float = 1.0, full_stores: bool = False,
+    outside_s_MG: Array | None = None, full_stores: bool = False,
 ) -> list[Simulation]:  # fmt: skip
     """The timelines of all pipeline ranks, of one length: that of the slowest with its waits.
 
@@ -75,7 +75,6 @@ def simulate_pipeline(
             plan_s=plan_s,
             share_links=share_links,
             full_stores=full_stores,
-            low_precision=low_precision,
         )
         for rank in ranks
     ]

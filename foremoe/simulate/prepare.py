@@ -19,15 +19,12 @@ from foremoe.simulate.fill import fill_inputs
 from foremoe.simulate.result import LINKS, PARTS
 from foremoe.simulate.state import Copies, Record, Returns, Stage, State
 from foremoe.simulate.traffic import Exchange, exchange
-from foremoe.simulate.what_if import low_precision_speeds
 
 # Letters: M micro-steps, L layers, N = M*L rows, G ranks, S slots, U uses, C copies, A gradient returns, R redundant, W links,
 # X exchanges.
 
 
-def stage_inputs(
-    problem: Problem, plan: Plan, uses: Uses, plan_s: float, share_links: bool, low_precision: float
-) -> tuple[Stage, Array]:
+def stage_inputs(problem: Problem, plan: Plan, uses: Uses, plan_s: float, share_links: bool) -> tuple[Stage, Array]:
     """The `Stage`, and float64 [W, G]: seconds that exchanges keep each of `LINKS` busy over the stage."""
     model, cluster = problem.model, problem.cluster
     row_U = uses.micro_step_U.astype(np.int64) * problem.L + uses.layer_U
@@ -40,7 +37,7 @@ def stage_inputs(
     busy_NGS, at_home_NGB = plan.quota_NGS > 0, plan.expert_NGS[..., : plan.B]
     home_load_NX = np.take_along_axis(problem.load_NE, at_home_NGB.reshape(problem.N, -1).clip(0), axis=1)
     busy_NGS[..., : plan.B] |= (home_load_NX.reshape(at_home_NGB.shape) > 0) & (at_home_NGB >= 0)
-    gemm_s = model.flops_per_pair / cluster.expert_flops_per_s / low_precision_speeds(plan.load_NG, low_precision)
+    gemm_s = model.flops_per_pair / cluster.expert_flops_per_s
     padded_NG = padded_pairs(plan.quota_NGS.astype(np.int64), cluster.tile_pairs).sum(axis=2)
     compute_NG = gemm_s * padded_NG + pair_overhead_seconds(model, cluster) * plan.load_NG
     busy_NG = busy_NGS.sum(axis=2)

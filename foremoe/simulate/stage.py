@@ -20,7 +20,7 @@ from foremoe.simulate.result import PARTS, Parts, Simulation
 
 def simulate(
     problem: Problem, plan: Plan, *, prefetch: int = 2, known: str = "rollout", plan_s: float = 0.0, share_links: bool = True,
-    outside_s_MG: Array | None = None, low_precision: float = 1.0, full_stores: bool = False,
+    outside_s_MG: Array | None = None, full_stores: bool = False,
 ) -> Simulation:  # fmt: skip
     """The timeline of a plan on the problem's cluster: deterministic, from the same constants as the cost model.
 
@@ -39,7 +39,6 @@ def simulate(
         share_links: Copies wait for exchanges on their link class; False: they have links of their own.
         outside_s_MG: Seconds of a forward outside the MoE layers (embedding, head, loss), float64; backward takes
             `window_backward_ratio` of the cluster times that.
-        low_precision: Speed-up of overloaded ranks by lower precision, which changes numerics (see `low_precision_speeds`).
         full_stores: Host stores have all that copies read when the stage begins, as after a stage on the same weights.
 
     Raises:
@@ -53,7 +52,7 @@ def simulate(
         1.42
     """
     run = StageRun(
-        problem, plan, prefetch=prefetch, known=known, plan_s=plan_s, share_links=share_links, low_precision=low_precision,
+        problem, plan, prefetch=prefetch, known=known, plan_s=plan_s, share_links=share_links,
         full_stores=full_stores,
     )  # fmt: skip
     for x in range(run.num_passes):
@@ -67,7 +66,7 @@ def force_balanced(problem: Problem, *, outside_s_MG: Array | None = None) -> Si
     Example:
         >>> from foremoe.simulate import force_balanced, simulate
         >>> round(force_balanced(problem).total_s / simulate(problem, plan).total_s, 2)
-        0.97
+        0.98
     """
     even = even_routing(problem)
     return simulate(even, Planner(rank=()).plan(even)[0], outside_s_MG=outside_s_MG)
@@ -99,7 +98,7 @@ class StageRun:
 
     def __init__(
         self, problem: Problem, plan: Plan, *, prefetch: int = 2, known: str = "rollout", plan_s: float = 0.0,
-        share_links: bool = True, low_precision: float = 1.0, full_stores: bool = False,
+        share_links: bool = True, full_stores: bool = False,
     ) -> None:  # fmt: skip
         if plan.load_MLE.shape != problem.load_MLE.shape or (plan.load_MLE != problem.load_MLE).any() or plan.G != problem.G:
             raise InputError("the plan was made for another load than the problem's; simulate the plan of this problem.")
@@ -119,7 +118,7 @@ class StageRun:
         self.num_passes = len(self._phase_X)
         self._first_X = np.searchsorted(self._uses.pass_U, np.arange(self.num_passes + 1))
         num_uses = len(self._uses.use_U)
-        self._stage, self._exchange_busy_WG = stage_inputs(problem, plan, self._uses, plan_s, share_links, low_precision)
+        self._stage, self._exchange_busy_WG = stage_inputs(problem, plan, self._uses, plan_s, share_links)
         self._copies = copy_inputs(problem, plan, num_uses, prefetch, known)
         if full_stores:
             self._copies.fills.end_F[:] = 0.0

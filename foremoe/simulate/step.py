@@ -155,7 +155,7 @@ def gain(problem: Problem, plan: Plan, *, posed: Problem | None = None, trainer:
     Example:
         >>> found = foremoe.gain(problem, plan)
         >>> f"{found.speedup:.2f}"
-        '1.39'
+        '1.40'
     """
     judge = Judge.of(posed or problem, trainer)
     return Gain(

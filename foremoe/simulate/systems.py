@@ -42,7 +42,6 @@ class System:
         known: This, `plan_s` and `prefetch` are options of `simulate`.
         changes: Fields of the problem that this system changes (``replicas``, ``redundant``, ``slot_depth``).
         even: Routing is forced to be even; the planner has no part.
-        low_precision: What if overloaded ranks computed so many times as fast in lower precision; it changes numerics.
     """
 
     planner: Planner = field(default_factory=Planner)
@@ -51,7 +50,6 @@ class System:
     prefetch: int = 2
     changes: Mapping[str, Any] = field(default_factory=dict)
     even: bool = False
-    low_precision: float = 1.0
 
 
 def ep_groups(workload: Workload, size: int) -> list[Workload]:
@@ -97,9 +95,8 @@ def simulate_systems(
         means of groups; closed-form times are the slowest group's and pipeline rank's), ``simulated_stage_s`` (with moves of
         homes, reduction and optimizer), the parts of the slowest group's stage, ``moves_s`` (experts that change their home, all
         exposed, this stage's share of them, see `Trainer.micro_steps`; and `replacement_seconds`), ``reduction_s`` and
-        ``optimizer_s`` (see `step`), ``fill_s`` (what filling host stores adds), ``changes_numerics`` (True for a what-if
-        that no plan of the same numerics gives), ``executable`` (False where experts are re-placed, which no engine runs),
-        ``tokens_per_s_per_rank``, ``speedup_vs_static`` (of the stage),
+        ``optimizer_s`` (see `step`), ``fill_s`` (what filling host stores adds), ``executable`` (False where experts are
+        re-placed, which no engine runs), ``tokens_per_s_per_rank``, ``speedup_vs_static`` (of the stage),
         ``step_speedup`` (of the whole step; None unless the trainer says what lies outside), ``step_speedup_at`` (of steps of
         which so many percent lie outside; these three are None without static), ``share_of_balanced`` (stage time of even
         routing over this one's; None without that row) and ``groups``. Figures speak of all micro-steps: one without history is
@@ -187,7 +184,7 @@ def _row(name: str, system: System, shared: _Shared) -> dict[str, Any]:
         "solver": name, **_figures(name, done, shared.trainer), "simulated_stage_s": slowest.stage_s, **parts.to_dict(),
         "moves_s": slowest.moves_s, "reduction_s": slowest.reduction_s, "optimizer_s": slowest.optimizer_s,
         "fill_s": slowest.fill_s,
-        "changes_numerics": system.low_precision != 1.0, "executable": all(rank.plan.executable for rank in slowest.ranks),
+        "executable": all(rank.plan.executable for rank in slowest.ranks),
         "tokens_per_s_per_rank": tokens / slowest.stage_s / num_ranks, "groups": len(groups),
     }  # fmt: skip
 
@@ -224,7 +221,7 @@ def _run(system: System, posed: Problem, home_LE: Array, history_LE: Array | Non
         ranks.append(PipelineRank(problem=one, plan=plan))
     moves_s += max(replacement_seconds(rank.problem, rank.plan) for rank in ranks)
     options: dict[str, Any] = {"prefetch": system.prefetch, "known": system.known, "plan_s": system.plan_s}
-    options |= {"outside_s_MG": head_seconds(posed), "low_precision": system.low_precision}
+    options["outside_s_MG"] = head_seconds(posed)
 
     def timelines(full_stores: bool) -> list[Simulation]:
         if alone:

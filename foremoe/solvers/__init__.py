@@ -1,11 +1,11 @@
 """Solvers: one algorithm per file, by level.
 
 ==========  =====================================================================
-pack        `AsGiven`, `BalancedTokens`, `BestPack`, `ExpertAware`, `Permute`
+pack        `AsGiven`, `BalancedTokens`, `ExpertAware`
 home        `Keep`, `Lpt`, `Anneal`
 node, rank  `Static`, `Eplb`, `Laer`, `Lplb`, `Quota`, `LeastLoaded`, `Greedy`, `Feplb`, `Echo`,
             `MoonEp`, `Taot`, `Search`, `Robust`, `Exact`
-split       `Even`, `WaterFill`, `ExactSplit`
+split       `Even`, `ExactSplit`
 path        `Deadline`
 ==========  =====================================================================
 """
@@ -18,9 +18,7 @@ from foremoe.solvers.home.anneal import Anneal
 from foremoe.solvers.home.keep import Keep
 from foremoe.solvers.home.lpt import Lpt
 from foremoe.solvers.pack.balanced_tokens import BalancedTokens
-from foremoe.solvers.pack.best_pack import BestPack
 from foremoe.solvers.pack.expert_aware import ExpertAware
-from foremoe.solvers.pack.permute import Permute
 from foremoe.solvers.path.deadline import Deadline
 from foremoe.solvers.published.echo import Echo
 from foremoe.solvers.published.eplb import Eplb
@@ -35,13 +33,12 @@ from foremoe.solvers.robust.robust import Robust
 from foremoe.solvers.search.search import Search
 from foremoe.solvers.split.even import Even
 from foremoe.solvers.split.exact import ExactSplit
-from foremoe.solvers.split.water_fill import WaterFill
 from foremoe.solvers.static import Static
 from foremoe.workload.packing import AsGiven
 
 __all__ = [
-    "Anneal", "AsGiven", "BalancedTokens", "BestPack", "Deadline", "Echo", "Eplb", "Even", "Exact",
+    "Anneal", "AsGiven", "BalancedTokens", "Deadline", "Echo", "Eplb", "Even", "Exact",
     "ExactSplit", "ExpertAware", "Feplb", "Greedy", "HomeSolver", "Keep", "Laer", "LeastLoaded", "Lplb", "Lpt", "MoonEp",
-    "PackSolver", "PathSolver", "Permute", "Quota", "RankSolver",
-    "Robust", "RowSolver", "Search", "SplitSolver", "Static", "Taot", "WaterFill",
+    "PackSolver", "PathSolver", "Quota", "RankSolver",
+    "Robust", "RowSolver", "Search", "SplitSolver", "Static", "Taot",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""A row and its placement as compiled functions take them."""
+"""The placement of a row as compiled functions take it."""
 
 from __future__ import annotations
 
@@ -8,38 +8,8 @@ import numpy as np
 
 from foremoe.base.arrays import Array
 from foremoe.base.compiled import inner_kernel, kernel
-from foremoe.problem.counts import Counts
-from foremoe.problem.estimate import problem_rates, row_times
-from foremoe.problem.problem import Problem
-from foremoe.problem.rates import Rates, RowTimes, row_rates
 
-# Letters: N rows, G ranks, S slots per rank, E experts, V nodes.
-
-
-class Rows(NamedTuple):
-    """All rows of a problem."""
-
-    counts: Counts  # load by expert, and by source if that is known
-    node_G: Array  # node of every rank
-    num_base: int  # base slots of a rank
-    node_only: bool  # whether replicas stay inside their home's node
-    rates: Rates  # coefficients of the closed form
-    times: RowTimes  # what of the closed form differs by row
-
-
-class Row(NamedTuple):
-    """One row: all that its placements are priced by."""
-
-    load_E: Array  # int32, pairs per expert
-    load_GE: Array  # int32, pairs by source rank; read if `located`
-    demand_VE: Array  # int32, pairs by source node; read if `located`
-    located: bool  # whether sources are known
-    node_G: Array  # node of every rank
-    num_base: int  # base slots of a rank
-    node_only: bool  # whether replicas stay inside their home's node
-    rates: Rates  # coefficients of the closed form, of this row
-    home_E: Array  # int64, home slot p = g*S + b of every expert
-    busy_G: Array  # int64, base slots whose expert has load
+# Letters: G ranks, S slots per rank, E experts.
 
 
 class Placed(NamedTuple):
@@ -48,30 +18,6 @@ class Placed(NamedTuple):
     expert_GS: Array  # int16, expert in every slot
     quota_GS: Array  # int32, pairs that every slot serves
     load_G: Array  # int64, sums of `quota_GS`
-
-
-def problem_rows(problem: Problem) -> Rows:
-    """The rows of a problem."""
-    node_G, node_only = problem.cluster.node_of_rank_G, problem.replicas == "node"
-    return Rows(problem.counts(), node_G, problem.B, node_only, problem_rates(problem), row_times(problem))
-
-
-@kernel
-def row_of(rows, n, expert_GS):
-    """Row `n`; `expert_GS` holds its homes."""
-    counts, num_base = rows.counts, rows.num_base
-    load_E, at = counts.load_NE[n], n if counts.located else 0
-    G, S = expert_GS.shape
-    home_E, busy_G = np.empty(load_E.size, np.int64), np.zeros(G, np.int64)
-    for g in range(G):
-        for b in range(num_base):
-            e = expert_GS[g, b]
-            home_E[e] = g * S + b
-            busy_G[g] += load_E[e] > 0
-    return Row(
-        load_E, counts.load_NGE[at], counts.demand_NVE[at], counts.located, rows.node_G, num_base, rows.node_only,
-        row_rates(rows.rates, rows.times, n), home_E, busy_G,
-    )  # fmt: skip
 
 
 @kernel

@@ -17,7 +17,7 @@ from foremoe.routing.trace import RoutingTrace
 class PackSolver(abc.ABC):
     """Level pack: which sequences form which micro-step, and on which source rank each starts.
 
-    `BestPack` calls several packers at once, on threads: `solve` depends on its arguments alone.
+    `solve` depends on its arguments alone.
     """
 
     level: ClassVar[str] = "pack"

@@ -70,7 +70,19 @@ def test_names_of_a_line_are_products() -> None:
 
 def test_a_line_that_a_limit_left_without_figures_is_a_sentence(trace: str, dealing: list[str]) -> None:
     pytest.importorskip("pyscipopt", reason="Exact needs pyscipopt; foremoe[exact] installs it")
-    words = ["ablate", trace, *dealing[:-2], "--planner", "exact", "--redundant", "1", "--foresight", "exact"]
+    words = [
+        "ablate",
+        trace,
+        *dealing[:-2],
+        "--objective",
+        "balance",
+        "--planner",
+        "exact",
+        "--redundant",
+        "1",
+        "--foresight",
+        "exact",
+    ]
     text = good([*words, "--exact-seconds", "0.000001"]).stdout
     table = lines(text)
     assert table and all(figures(line) for line in table if line.startswith("without Exact()"))

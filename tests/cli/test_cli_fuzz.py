@@ -19,7 +19,7 @@ from foremoe.cli.main import main
 ODD = (
     "", "0", "-1", "1", "2", "99", "1e9", "nan", "inf", "0.5", "-0.5", "1e-300", "32767", "9" * 30, "1:2", "2:1", "0:0", ":",
     "nope", "@", "'", "(", ",", "None", "[]", "1,2,3", "x=1", "é", "\x1b[31m", "a" * 3000, "Quota()", "Quota(1,2,3)", "Search(",
-    "Planner(rank=())", "Search()", "static", "exact", "previous", "rerouted=2", "multiplex=0", "low-precision=nan", "simulate",
+    "Planner(rank=())", "Search()", "static", "exact", "previous", "rerouted=2", "simulate",
     "1024", "1025", "1f1b:0,0", "interleaved:1,1,1", "accumulate+reforward", "forward", "balance", "node",
     "hot-rank", "8xh100", "t.npz", "p", "w", "tiny.toml", ".", "/dev/null", "../x",
 )  # fmt: skip

@@ -33,7 +33,6 @@ from foremoe.solvers import (
     Search,
     SplitSolver,
     Static,
-    WaterFill,
 )
 from foremoe.solvers.split import kernels as split_kernels
 from foremoe.testing.samples import random_placement
@@ -124,7 +123,7 @@ def test_what_compiled_code_could_not_read_never_gets_there(monkeypatch, planner
     assert re.search(message, str(caught.value))
     with pytest.raises(InputError, match=f"the start is not valid for this problem: .*{message.rsplit('.*', maxsplit=1)[-1]}"):
         planner.plan(problem, start=solver.solve(problem, problem.static()))
-    for split in (ExactSplit(), Even(), WaterFill()):
+    for split in (ExactSplit(), Even()):
         with pytest.raises(PlanError, match=message.rsplit(".*", maxsplit=1)[-1]):
             split.solve(problem, solver.solve(problem, problem.static()).expert_NGS)
     if solver.quotas:

@@ -25,7 +25,15 @@ from foremoe.testing.samples import many_row_problem, plan_of, random_placement
 from foremoe.testing.strategies import placements, plans, problems
 
 SMALL: dict[str, Any] = {"max_ranks": 4, "max_base": 2, "max_redundant": 2, "max_micro_steps": 2, "max_layers": 2}
-TINY: dict[str, Any] = {**SMALL, "min_ranks": 2, "max_ranks": 3, "min_redundant": 1, "max_pairs": 12, "max_layers": 1}
+TINY: dict[str, Any] = {
+    **SMALL,
+    "min_ranks": 2,
+    "max_ranks": 3,
+    "min_redundant": 1,
+    "max_pairs": 12,
+    "max_layers": 1,
+    "objectives": ("balance",),
+}
 # Ten strategies share the profile's examples.
 some = settings(max_examples=max(10, settings.default.max_examples // 2))
 CLOSE = 1.0 + 1e-9  # costs are sums of floats
@@ -164,22 +172,20 @@ def test_a_damaged_file_is_refused(tmp_path_factory: pytest.TempPathFactory, dat
 
 @pytest.mark.heavy
 @needs_scip
-@pytest.mark.parametrize("objective", ["balance", "time"])
 @examples(15)
 @given(data=st.data())
-def test_bound_exact_and_every_other_solver_stand_in_order(objective: str, data: st.DataObject) -> None:
-    problem = data.draw(problems(**TINY, objectives=(objective,)))
+def test_bound_exact_and_every_other_solver_stand_in_order(data: st.DataObject) -> None:
+    problem = data.draw(problems(**TINY))
     note(describe(problem))
     exact, _ = Planner(rank=(Exact(),)).plan(problem, num_threads=1)
     exact_N, bound_N = objective_N(problem, exact), exact.bound_ML.ravel()
     assert (row_bound(problem) <= exact_N * CLOSE).all() and (bound_N <= exact_N * CLOSE).all()
     # Rows that a node limit cut short prove nothing about other solvers; their bound still does.
     optimal_N = exact.stop_ML.ravel() == foremoe.Stop.OPTIMAL
-    slack = 1.0 + 1e-5 if objective == "time" else 1.0
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
     others = {repr(solver): Planner(rank=(solver,), guard=False) for solver in FAST if solver.keeps_homes}
     found = {name: objective_N(problem, planner.plan(problem, num_threads=1)[0]) for name, planner in others.items()}
     found["random"] = row_objective(problem, random_placement(problem, rng, evenness=20.0))
     for name, other_N in found.items():
-        assert (exact_N <= other_N * slack)[optimal_N].all(), name
+        assert (exact_N <= other_N)[optimal_N].all(), name
         assert (bound_N <= other_N * CLOSE).all(), name

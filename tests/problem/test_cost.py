@@ -1,4 +1,4 @@
-"""The cost model: against a slow reference, its parts, and bounds that no valid placement goes below."""
+"""The cost model: its parts, and bounds that no valid placement goes below."""
 
 import dataclasses
 import re
@@ -9,14 +9,10 @@ from hypothesis import given, note
 from hypothesis import strategies as st
 
 from foremoe.base.errors import InputError
-from foremoe.plan.split import split_over_sources
 from foremoe.problem.bounds import load_bound, row_bound
 from foremoe.problem.cost import Cost, CostModel
-from foremoe.problem.estimate import estimate_rows, problem_rates, row_times
 from foremoe.problem.placement import Placement
 from foremoe.problem.pricing import price, row_objective
-from foremoe.problem.problem import Problem
-from foremoe.problem.rates import row_rates
 from foremoe.testing.pasteable import describe
 from foremoe.testing.samples import many_row_problem, random_placement
 from foremoe.testing.strategies import placements, problems
@@ -24,80 +20,11 @@ from foremoe.testing.strategies import placements, problems
 CLOSE = 1.0 + 1e-9  # costs are sums of floats
 
 
-def reference_row(problem: Problem, placement: Placement, n: int) -> dict[str, float]:
-    """Seconds by part of one row, written out from the docstring of `Rates`."""
-    times, G, S, B = row_times(problem), problem.G, problem.S, problem.B
-    rates = row_rates(problem_rates(problem), times, n)
-    node_G, load_E = problem.cluster.node_of_rank_G, problem.load_NE[n]
-    expert_GS, quota_GS = placement.expert_NGS[n], placement.quotas_NGS[n]
-    slowest_G, compute_G, peer, rdma = [], [], [], []
-    for g in range(G):
-        busy = sum(1 for s in range(S) if expert_GS[g, s] >= 0 and (load_E[expert_GS[g, s]] > 0 if s < B else quota_GS[g, s] > 0))
-        slowest_G.append(rates.pair_s * quota_GS[g].sum() + rates.slot_s * busy)
-        compute_G.append((rates.pair_s - rates.late_s) * quota_GS[g].sum() + rates.slot_s * busy)
-        for s in range(B, S):
-            if quota_GS[g, s] > 0:
-                home = problem.home_LE[n % problem.L, expert_GS[g, s]] // B
-                (peer if node_G[home] == node_G[g] else rdma).append((home, g))
-    pairs = load_E.sum()
-    if problem.load_NGE is None:
-        # Sources are uniform and the split does not prefer near ranks: a pair meets each rank with chance 1/G.
-        own, node = pairs / G, pairs * sum((np.mean(node_G == v)) ** 2 for v in np.unique(node_G))
-    else:
-        split = [
-            split_over_sources(problem.load_NGE, placement.expert_NGS, placement.quotas_NGS, node_G, g)[n]
-            .reshape(G, S)
-            .sum(axis=1)
-            for g in range(G)
-        ]
-        own = sum(split[g][g] for g in range(G))
-        node = sum(split[g][node_G == node_G[g]].sum() for g in range(G))
-    slowest = max(slowest_G) - rates.late_s * pairs / G
-    late = max(0.0, slowest - max(compute_G))
-    exchange = rates.fixed_s + rates.mean_s * pairs / G + rates.peer_pair_s * (node - own)
-    exchange += rates.rdma_pair_s * (pairs - node) + late
-
-    def busiest(copies: list[tuple[int, int]]) -> int:
-        return max([sum(1 for c in copies if c[end] == g) for g in range(G) for end in (0, 1)])
-
-    copy = max(busiest(peer) * rates.copy_peer_s, busiest(rdma) * rates.copy_rdma_s)
-    back = max(
-        sum(again * (c[end] == g) + gradient * (c[1 - end] == g) for c in copies)
-        for copies, again, gradient in (
-            (peer, rates.trains * rates.copy_peer_s, rates.trains * rates.gradient_peer_s),
-            (rdma, rates.trains * rates.copy_rdma_s, rates.trains * rates.gradient_rdma_s),
-        )
-        for g in range(G)
-        for end in (0, 1)
-    )
-    again = rates.trains * max(0.0, copy - rates.hide_backward_s)
-    transfer = max(0.0, copy - rates.hide_forward_s) + again
-    return {
-        "window_s": times.window_N[n],
-        "dispatch_s": exchange / 2,
-        "compute_s": slowest - late,
-        "combine_s": exchange / 2,
-        "transfer_s": transfer + len(peer) * rates.replica_peer_s + len(rdma) * rates.replica_rdma_s,
-        "gradient_s": max(0.0, back - rates.hide_backward_s) - again,
-    }
-
-
-@given(st.data())
-def test_rows_equal_the_slow_reference(data: st.DataObject) -> None:
-    problem = data.draw(problems())
-    note(describe(problem))
-    placement = data.draw(placements(problem))
-    parts = estimate_rows(problem, placement).parts()
-    for n in range(problem.N):
-        for name, seconds in reference_row(problem, placement, n).items():
-            np.testing.assert_allclose(parts[name][n], seconds, rtol=1e-12, atol=1e-20, err_msg=f"{name} of row {n}")
-
-
 @given(st.data())
 def test_parts_add_up(data: st.DataObject) -> None:
     problem = data.draw(problems())
     placement = data.draw(placements(problem))
-    cost = estimate_rows(problem, placement)
+    cost = price(problem, placement)
     assert all((part >= 0).all() for part in cost.parts().values())
     np.testing.assert_allclose(cost.total_s, np.sum(list(cost.parts().values()), axis=0), rtol=1e-12)
     np.testing.assert_allclose(cost.sum().total_s, cost.total_s.sum(), rtol=1e-12)
@@ -161,7 +88,7 @@ def test_copies_are_priced_by_fan_out() -> None:
         for g, e in replicas:
             expert_NGS[:, g, -1], quota_NGS[:, g, -1] = e, 2
             quota_NGS[expert_NGS == e] = 5
-        return float(estimate_rows(problem, Placement(expert_NGS=expert_NGS, quota_NGS=quota_NGS)).transfer_s[0])
+        return float(price(problem, Placement(expert_NGS=expert_NGS, quota_NGS=quota_NGS)).transfer_s[0])
 
     assert priced((1, 0)) < priced((1, 0), (2, 6)) < priced((1, 0), (2, 1))
 

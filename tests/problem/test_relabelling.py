@@ -11,10 +11,9 @@ from mutations import copying_plans, mutated
 from foremoe.base.arrays import Array
 from foremoe.plan.plan import Plan
 from foremoe.problem.bounds import load_bound, row_bound
-from foremoe.problem.estimate import estimate_rows
 from foremoe.problem.memory import peak_bytes
 from foremoe.problem.placement import Placement
-from foremoe.problem.pricing import row_objective
+from foremoe.problem.pricing import price, row_objective
 from foremoe.problem.problem import Problem
 from foremoe.testing.pasteable import describe
 from foremoe.testing.strategies import placements, problems
@@ -88,10 +87,8 @@ def rank_permutation(problem: Problem, rng: np.random.Generator) -> Array:
 
 def assert_same_price(problem: Problem, placement: Placement, other: Problem, renamed_placement: Placement) -> None:
     np.testing.assert_allclose(row_objective(problem, placement), row_objective(other, renamed_placement), rtol=1e-12)
-    for name, part in estimate_rows(problem, placement).parts().items():
-        np.testing.assert_allclose(
-            part, estimate_rows(other, renamed_placement).parts()[name], rtol=1e-12, atol=1e-18, err_msg=name
-        )
+    for name, part in price(problem, placement).parts().items():
+        np.testing.assert_allclose(part, price(other, renamed_placement).parts()[name], rtol=1e-12, atol=1e-18, err_msg=name)
     np.testing.assert_allclose(row_bound(problem), row_bound(other), rtol=1e-12)
     assert (load_bound(problem) == load_bound(other)).all()
 

@@ -11,9 +11,8 @@ from foremoe.base.errors import InputError
 from foremoe.base.parallel import row_runner
 from foremoe.solvers.split.even import Even
 from foremoe.solvers.split.exact import ExactSplit
-from foremoe.solvers.split.water_fill import WaterFill
 
-SPLITS = [Even(), WaterFill(), ExactSplit()]
+SPLITS = [Even(), ExactSplit()]
 
 
 @given(row=placed_rows())

@@ -11,8 +11,7 @@ from solver_util import make_problem, problems
 
 import foremoe
 from foremoe.planner.planner import Planner
-from foremoe.problem.cost import CostModel
-from foremoe.problem.estimate import estimate_rows, problem_rates
+from foremoe.problem.estimate import problem_rates
 from foremoe.problem.placement import Placement
 from foremoe.problem.pricing import row_objective
 from foremoe.problem.problem import Problem
@@ -54,27 +53,23 @@ def test_moves_are_priced_by_the_busiest_rank_and_link():
 
 
 @given(problem=problems(), by_rank=st.booleans())
-def test_what_drawing_near_saves_is_what_the_cost_model_says(problem, by_rank):
+def test_what_drawing_near_saves_is_counted_pair_by_pair(problem, by_rank):
     if problem.load_MLGE is None:
         return
-    problem = dataclasses.replace(problem, cost=CostModel(), redundant=0, slot_depth=3)
     node_G, rates = problem.cluster.node_of_rank_G.astype(np.int64), problem_rates(problem)
     domain_G = np.arange(problem.G) if by_rank else node_G
-    cost = estimate_rows(problem, problem.static())
-    sent_L = (cost.dispatch_s + cost.combine_s - rates.fixed_s).reshape(problem.M, problem.L).sum(axis=0)
     for layer in range(problem.L):
         send_EV = Anneal()._send_EV(problem, layer, domain_G, rates)
         rank_E = problem.home_LE[layer] // problem.B
         mine = send_EV[np.arange(problem.E), domain_G[rank_E]].sum()
+        load_GE = problem.load_MLGE[:, layer].sum(axis=0)
+        far = sum(load_GE[g, e] for g, e in np.ndindex(load_GE.shape) if node_G[g] != node_G[rank_E[e]])
+        near = load_GE.sum() - far - load_GE[rank_E, np.arange(problem.E)].sum()
         if by_rank or (np.bincount(node_G) == 1).all():
-            assert mine == pytest.approx(sent_L[layer], rel=1e-9, abs=1e-15)
+            assert mine == pytest.approx(rates.rdma_pair_s * far + rates.peer_pair_s * near, rel=1e-9, abs=1e-15)
         else:
             # Which rank of the node an expert lives on is left open: its mean stands for it.
-            far_s = rates.rdma_pair_s * sum(
-                load for e in range(problem.E) for g, load in enumerate(problem.load_MLGE[:, layer, :, e].sum(axis=0))
-                if node_G[g] != node_G[rank_E[e]]
-            )  # fmt: skip
-            assert far_s * (1 - 1e-9) - 1e-15 <= mine
+            assert rates.rdma_pair_s * far * (1 - 1e-9) - 1e-15 <= mine
 
 
 def gathered(ranks_per_node=4, tokens=4000, micro_steps=4):

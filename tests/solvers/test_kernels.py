@@ -5,11 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foremoe.solvers.rows import Placed
-from foremoe.solvers.search.copies import Copies
-from foremoe.solvers.search.level import plain_rule
-from foremoe.solvers.search.nearest import Wants, settle_nearest
+from foremoe.solvers.search.copies import Copies, Rule
 from foremoe.solvers.search.prune import FAILURES, prune_row
-from foremoe.solvers.search.settle import _by_node
+from foremoe.solvers.search.settle import Wants, _by_node, settle_on
 from foremoe.solvers.split.flow import split_row
 
 # Letters: G ranks, S slots per rank, E experts, X places.
@@ -80,7 +78,7 @@ def no_copies(limits, num_ranks):
 
 
 def nearest_by_hand(target, row, place, want):
-    """The rule of `settle_nearest`; `want[x][e]` is what place x still asks of expert e."""
+    """The rule of `settle_on` with `wants`; `want[x][e]` is what place x still asks of expert e."""
     givers, barred = [g for g in row.ranks if row.load(g) > target], set()
     while True:
         takers = [r for r in row.ranks if row.load(r) < target and row.free(r) > 0 and r not in barred]
@@ -130,8 +128,8 @@ def test_settling_by_gain_follows_the_rule_written_plainly(drawn, above, limits)
     want_XE = np.stack([load_GE[place_G == x].sum(axis=0, dtype=np.int32) for x in range(place_G.max() + 1)])
     row = Ranks(node_G, num_base, expert_GS, quota_GS, limits)
     nearest_by_hand(target, row, place_G.tolist(), want_XE.tolist())
-    rule, placed = plain_rule(node_G, num_base, False), Placed(expert_GS, quota_GS, load_G)
-    settle_nearest(target, rule, no_copies(limits, load_G.size), Wants(place_G, want_XE), placed)
+    rule, placed = Rule(node_G, num_base, False, False, True, np.ones(load_G.size)), Placed(expert_GS, quota_GS, load_G)
+    settle_on(target, rule, no_copies(limits, load_G.size), Wants(place_G, want_XE), placed)
     row.require(num_base, expert_GS, quota_GS, load_G)
 
 

@@ -13,12 +13,9 @@ import foremoe
 from foremoe.base.errors import InputError
 from foremoe.machine.elements import pair_overhead_seconds
 from foremoe.machine.window import window_seconds
-from foremoe.problem.estimate import estimate_rows
 from foremoe.problem.exchange import pair_prices
-from foremoe.problem.problem import Problem
-from foremoe.solvers import AsGiven, BalancedTokens, ExpertAware, PackSolver, Permute
+from foremoe.solvers import AsGiven, BalancedTokens, ExpertAware, PackSolver
 from foremoe.solvers.pack import kernels as pack_kernels
-from foremoe.solvers.pack import permute as permute_module
 from foremoe.solvers.pack.balanced_tokens import attention_flops, model_of, rank_tokens
 from foremoe.solvers.pack.value import home_pairs, home_ranks
 from foremoe.testing import PackSolverTests
@@ -38,10 +35,6 @@ class TestBalancedTokensLaws(PackSolverTests):
     solver = BalancedTokens()
 
 
-class TestPermuteLaws(PackSolverTests):
-    solver = Permute(passes=5)
-
-
 class TestExpertAwareLaws(PackSolverTests):
     solver = ExpertAware(sweeps=30)
 
@@ -50,7 +43,7 @@ class TestExpertAwareAloneLaws(PackSolverTests):
     solver = ExpertAware(skew_weight=1.0, locality=False, sweeps=30, ranks_per_node=2, temperature=1.0)
 
 
-PACKERS = [BalancedTokens(), Permute(passes=5), ExpertAware(sweeps=30), ExpertAware(skew_weight=1.0, ranks_per_node=2)]
+PACKERS = [BalancedTokens(), ExpertAware(sweeps=30), ExpertAware(skew_weight=1.0, ranks_per_node=2)]
 AWARE = [ExpertAware(sweeps=20, temperature=1.0), ExpertAware(skew_weight=1.0, ranks_per_node=2, sweeps=20)]
 
 
@@ -154,17 +147,6 @@ def test_the_objective_is_its_plain_form(batch, data):
         total -= (far_s - near_s) * np.sort(wanted_LE, axis=1)[:, ::-1][:, :num].sum()
     got = packer.objective(trace, micro_step_Q, rank_Q, num_ranks=G, home_LE=home_LE)
     assert got == pytest.approx(total, rel=1e-7)  # windows are whole FLOPs
-
-
-@pytest.mark.parametrize("ranks_per_node", [8, 2])
-def test_without_replicas_the_objective_is_the_cost_model(ranks_per_node):
-    trace = foremoe.synthetic_trace("qwen3-30b-a3b", num_sequences=24, mean_length=200, regime="mild", num_layers=3)
-    cluster = foremoe.Cluster.preset("8xh100", num_ranks=8, ranks_per_node=ranks_per_node)
-    packer = ExpertAware(skew_weight=1.0, redundant=0, ranks_per_node=ranks_per_node, sweeps=50)
-    work = foremoe.Workload.from_trace(trace, num_ranks=8, tokens_per_rank=300, packer=packer)
-    problem = Problem.of(work, cluster, redundant=0)
-    cost_s = float(estimate_rows(problem, problem.static()).sum().total_s)
-    assert packer.objective(trace, work.micro_step_Q, work.rank_Q, num_ranks=8) == pytest.approx(cost_s, rel=1e-9)
 
 
 @given(batch=batches(), data=st.data())
@@ -274,12 +256,11 @@ def test_sequences_of_like_use_gather_for_the_replicas_to_come():
     assert (node_Q == kind_Q).all() or (node_Q == 1 - kind_Q).all()
 
 
-@pytest.mark.parametrize("packer", [Permute(), ExpertAware(skew_weight=1.0)], ids=repr)
-def test_kinds_of_sequences_are_mixed_so_that_ranks_are_even(packer):
+def test_kinds_of_sequences_are_mixed_so_that_ranks_are_even():
     # File order keeps apart what loads rank 0 and what loads rank 1.
     topk_TLK = np.repeat([[[0, 1]], [[2, 3]]], 80, axis=0)
     trace = foremoe.RoutingTrace(topk_TLK=topk_TLK, num_experts=4, seq_len_Q=np.full(16, 10))
-    work = foremoe.Workload.from_trace(trace, num_ranks=2, tokens_per_rank=40, packer=packer)
+    work = foremoe.Workload.from_trace(trace, num_ranks=2, tokens_per_rank=40, packer=ExpertAware(skew_weight=1.0))
     assert work.M == 2 and (work.load_MLE.reshape(2, 2, 2).sum(axis=2) == 80).all()
     given_ = foremoe.Workload.from_trace(trace, num_ranks=2, tokens_per_rank=40)
     assert (given_.load_MLE.reshape(2, 2, 2).sum(axis=2).max(axis=1) == 160).all()
@@ -288,26 +269,20 @@ def test_kinds_of_sequences_are_mixed_so_that_ranks_are_even(packer):
 @given(batch=batches(max_sequences=8))
 @examples(20)
 def test_kernels_equal_plain_python(batch):
-    def plain(module, *names):
-        kept = {name: getattr(module, name) for name in names}
-        for name, kernel in kept.items():
-            setattr(module, name, kernel.py_func)
-        return lambda: [setattr(module, name, kernel) for name, kernel in kept.items()]
-
-    aware, swaps = ExpertAware(sweeps=3, skew_weight=0.5), Permute(passes=2)
-    compiled = [batch.pack(packer) for packer in (aware, swaps)]
+    packer = ExpertAware(sweeps=3, skew_weight=0.5)
+    compiled = batch.pack(packer)
     helpers = ["add_rows", "apply", "attention_and_dispatch_s", "count_pairs", "largest_with", "packing_of", "propose", "tops"]
-    restore = [plain(pack_kernels, "anneal", *helpers, "exchange_load")]
-    restore.append(plain(permute_module, "_greedy", "_swap", "_smooth", "exchange_load"))
+    kept = {name: getattr(pack_kernels, name) for name in ("anneal", *helpers, "exchange_load")}
+    for name, kernel in kept.items():
+        setattr(pack_kernels, name, kernel.py_func)
     try:
         # numpy warns where a random state wraps around, which is meant.
         with np.errstate(over="ignore"):
-            interpreted = [batch.pack(packer) for packer in (aware, swaps)]
+            interpreted = batch.pack(packer)
     finally:
-        for undo in restore:
-            undo()
-    for one, other in zip(compiled, interpreted, strict=True):
-        assert (one[0] == other[0]).all() and (one[1] == other[1]).all()
+        for name, kernel in kept.items():
+            setattr(pack_kernels, name, kernel)
+    assert (compiled[0] == interpreted[0]).all() and (compiled[1] == interpreted[1]).all()
 
 
 @pytest.mark.parametrize("packer", PACKERS, ids=repr)
@@ -331,7 +306,6 @@ def test_packers_are_values_and_work_where_packers_go(packer):
         (ExpertAware, {"temperature": 0.0}, "temperature"),
         (ExpertAware, {"locality": 1}, "locality"),
         (ExpertAware, {"cluster": "nothing"}, "nothing"),
-        (Permute, {"passes": 1.5}, "passes"),
     ],
 )
 def test_bad_options_are_refused(packer, options, sentence):

@@ -1,4 +1,4 @@
-"""Kernels of Search against plain references: the exact split, settling, the bound, pruning, the price of a row."""
+"""Kernels of Search against plain references: the exact split, settling, the bound, pruning."""
 
 import itertools
 
@@ -8,16 +8,13 @@ from hypothesis import strategies as st
 from profiles import examples
 from solver_util import balance, make_problem, placed_rows, problems, require_split
 
-from foremoe.problem.estimate import estimate_rows
 from foremoe.problem.kernels.load_bound import bound_row
-from foremoe.solvers.closed_form import price_row
-from foremoe.solvers.rows import Placed, problem_rows, row_of
+from foremoe.solvers.rows import Placed
 from foremoe.solvers.search.copies import Copies, Rule
 from foremoe.solvers.search.prune import prune_row
 from foremoe.solvers.search.search import Search
-from foremoe.solvers.search.settle import settle_on
+from foremoe.solvers.search.settle import nothing_wanted, settle_on
 from foremoe.solvers.split.flow import link_slots, split_linked
-from foremoe.testing import placements
 
 MANY = 2**31
 
@@ -167,7 +164,7 @@ def test_settling_follows_the_rule_written_plainly(problem, above, relay, limits
     held = settle_by_hand(target, relay, *limits, node_only, weight_G.tolist(), node_G.tolist(), base, quota, problem.R)
     copies = Copies(*limits, np.zeros(problem.G, np.int64), np.zeros(problem.G, np.int64))
     rule = Rule(node_G, problem.B, node_only, relay, False, weight_G)
-    settle_on(target, rule, copies, placed)
+    settle_on(target, rule, copies, nothing_wanted(), placed)
     require_split(problem.load_NE[0], expert_GS, quota_GS)
     assert (load_G == quota_GS.sum(axis=1, dtype=np.int64)).all()
     for g in range(problem.G):
@@ -231,26 +228,3 @@ def test_pruning_drops_what_is_not_needed():
     load_G = quota_GS.sum(axis=1, dtype=np.int64)
     prune_row(70, np.array([60, 10, 20, 30], np.int32), 2, Placed(expert_GS, quota_GS, load_G))
     assert expert_GS.tolist() == [[0, 1, -1], [2, 3, -1]] and load_G.tolist() == [70, 50]
-
-
-# --- price
-
-
-@given(st.data())
-def test_the_price_of_a_row_is_the_cost_model(data):
-    """Up to what is the same for all placements of a row."""
-    problem = data.draw(problems())
-    first, second = problem.static(), data.draw(placements(problem))
-    cost_N = estimate_rows(problem, second).total_s - estimate_rows(problem, first).total_s
-    scale_N = estimate_rows(problem, second).total_s + estimate_rows(problem, first).total_s
-    price_N = price_of(problem, second) - price_of(problem, first)
-    assert np.abs(price_N - cost_N).max() <= 1e-9 * scale_N.max()
-
-
-def price_of(problem, placement):
-    rows, out = problem_rows(problem), []
-    for n in range(problem.N):
-        placed = Placed(placement.expert_NGS[n].copy(), placement.quotas_NGS[n].copy(), placement.load_NG()[n].copy())
-        row = row_of(rows, n, placed.expert_GS)
-        out.append(price_row(row, row.rates, placed))
-    return np.array(out)

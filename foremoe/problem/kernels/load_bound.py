@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
+from foremoe.base.arrays import Array
 from foremoe.base.compiled import kernel
 
 # Letters: N rows, G ranks, S slots per rank, B base slots, E experts, I ranks in an order.
+
+
+class Homes(NamedTuple):
+    """Where experts live, and where replicas may: `node_only` inside their home's node, `redundant` on a rank."""
+
+    base_NGB: Array
+    node_G: Array
+    node_only: bool
+    redundant: int
 
 
 @kernel
@@ -127,8 +139,9 @@ def bound_row(target, member_G, num_base, quota_GS):
 
 
 @kernel
-def load_bound_rows(low, high, load_NE, base_NGB, node_G, node_only, redundant, bound_N):
+def load_bound_rows(low, high, load_NE, homes, bound_N):
     """Fills ``bound_N[low:high]`` with `least_load`: of all ranks, or the largest of any node if replicas stay inside nodes."""
+    base_NGB, node_G, node_only, redundant = homes
     G, B = base_NGB.shape[1:]
     num_domains = node_G.max() + 1 if node_only else 1
     member_G = np.ones(G, np.bool_)

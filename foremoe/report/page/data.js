@@ -143,7 +143,7 @@ class Rows {
     if (w < 0) return "No copies: ranks are even, so none would help.";
     const saved = a.best_saved_s_W[w], cost = a.best_cost_s_W[w], pays = saved > cost;
     return `No copies: ${pays ? "the planner left one that may pay" : "none pays"}. The best one tried, expert ${a.best_expert_W[w]} from rank ${a.best_from_W[w]} to ${a.best_to_W[w]} (${whole(a.best_quota_W[w])} pairs), ` +
-      `${saved < 0 ? `adds ${seconds(-saved)} to` : `saves ${seconds(saved)} of`} experts and exchanges and adds ${seconds(cost)} of exposed weights and gradients (closed form).`;
+      `${saved < 0 ? `adds ${seconds(-saved)} to` : `saves ${seconds(saved)} of`} experts and exchanges and adds ${seconds(cost)} of exposed weights and gradients (predicted).`;
   }
 
   /** Row with the largest value. */

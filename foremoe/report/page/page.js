@@ -43,7 +43,7 @@ function headWords() {
   if (facts.planning) tiles.push(["planning", seconds(facts.planning.plan_s), `${plural(facts.planning.rows, "row")}, wall time`]);
   document.getElementById("tiles").append(...tiles.map(([name, value, words]) => html("div", {}, html("dt", {}, name), html("dd", {}, value), html("dd", { class: "small" }, words))));
   document.title = `foremoe report: ${facts.model}, ${facts.stage}`;
-  document.getElementById("foot").textContent = `foremoe ${facts.version}. Times marked "predicted" come from the closed form of the cost model with the cluster's figures (${facts.cluster_source}). This page holds all its data and opens no connection.`;
+  document.getElementById("foot").textContent = `foremoe ${facts.version}. Times marked "predicted" come from the cost model with the cluster's figures (${facts.cluster_source}). This page holds all its data and opens no connection.`;
 }
 
 function contentsWords() {

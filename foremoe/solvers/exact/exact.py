@@ -13,42 +13,31 @@ from foremoe.base.errors import InputError
 from foremoe.base.fields import real, whole
 from foremoe.base.parallel import for_rows
 from foremoe.levels import RankSolver
-from foremoe.problem.bounds import row_bound
+from foremoe.problem.bounds import load_bound
 from foremoe.problem.placement import Placement, Stop
-from foremoe.problem.pricing import row_objective
 from foremoe.problem.problem import Problem
 from foremoe.solvers.base import require_start
-from foremoe.solvers.exact.model import Outcome, Program
-from foremoe.solvers.exact.row import Pair, Row, rows_of
+from foremoe.solvers.exact.model import Outcome, Pair, Program, Row
 
 # Letters: N rows, G ranks, E experts, S slots per rank.
-
-# Relative gap under which the time objective counts as proven; SCIP's own arithmetic is good to about a tenth of it.
-_CLOSED = 1e-6
 
 
 @dataclass(frozen=True)
 class Exact(RankSolver):
-    """The optimum of every row under the problem's objective, with a proof, or the best found within a node limit.
+    """The least largest rank load of every row, with a proof, or the best found within a node limit.
 
-    An oracle for tests and ablations and a usable solver for small groups: under balance, 16 experts on 4 ranks take about
-    20 ms a row and 32 on 8 under a second; under time, 32 experts on 4 ranks take 0.1 to 1 s with one redundant slot and a few
-    seconds with two. A good start helps (``rank=(Search(effort=0), Exact())``): it is the program's first solution and caps the
-    load of every rank. Under time the program counts what is linear in it (`estimate.least_rates`): its optimum is a
-    lower bound, and what it finds stays where it is cheaper. Solved by SCIP (Bestuzheva et al., arXiv 2112.08872) through
-    PySCIPOpt.
+    An oracle for tests and ablations and a usable solver for small groups: 16 experts on 4 ranks take about 20 ms a row and 32 on
+    8 under a second. A good start helps (``rank=(Search(effort=0), Exact())``): it is the program's first solution and caps the
+    load of every rank. It refuses the objective ``"time"``: seconds it does not prove. Solved by SCIP (Bestuzheva et al., arXiv
+    2112.08872) through PySCIPOpt.
 
-    ``stop_N`` is OPTIMAL where the bound meets the objective (to a relative 1e-6 under time), LIMIT where a limit came first,
-    FELL_BACK where SCIP failed; ``bound_N`` is a proven lower bound in any case. A row is `start` itself unless it is better.
-    With a budget (`max_replicas`, `max_cross_node`) the search is for the optimum within it, and a row that is proven to be
-    that is DONE; ``bound_N`` and OPTIMAL still speak of all placements. Rows whose start exceeds the budget start at home.
+    ``stop_N`` is OPTIMAL where the bound meets the load, LIMIT where a limit came first, FELL_BACK where SCIP failed; ``bound_N``
+    is a proven lower bound in any case. A row is `start` itself unless it is better.
 
     Attributes:
         node_limit: branch-and-bound nodes per row.
-        gap: the search of a row ends when objective minus bound falls to this share of what the start has reached.
+        gap: the search of a row ends when load minus bound falls to this share of what the start has reached.
         time_limit_s: wall-clock seconds per row; results depend on the machine then, so `deterministic` turns False.
-        max_replicas: the most replicas in a row, or None for as many as there are slots.
-        max_cross_node: the most replicas in another node than their home's, or None.
     """
 
     exact: ClassVar[bool] = True
@@ -57,14 +46,9 @@ class Exact(RankSolver):
     node_limit: int = 1000
     gap: float = 0.0
     time_limit_s: float | None = None
-    max_replicas: int | None = None
-    max_cross_node: int | None = None
 
     def __post_init__(self) -> None:
         whole(self.node_limit, "node_limit of Exact", 1, 2**31 - 1)
-        for name in ("max_replicas", "max_cross_node"):
-            if getattr(self, name) is not None:
-                whole(getattr(self, name), f"{name} of Exact", 0, 2**31 - 1)
         real(self.gap, "gap of Exact", 0.0, 1.0, open_low=False)
         if self.time_limit_s is not None:
             real(self.time_limit_s, "time_limit_s of Exact")
@@ -74,60 +58,56 @@ class Exact(RankSolver):
         """False under a wall-clock limit."""
         return self.time_limit_s is None
 
+    def refusal(self, problem: Problem) -> str | None:
+        """Refuses the objective ``"time"``."""
+        if problem.cost.objective == "balance":
+            return None
+        return "Exact proves the least largest rank load, not seconds; plan with the objective balance"
+
     def solve(self, problem: Problem, start: Placement) -> Placement:
         """Returns the placement of all rows; rows that a cancel left out keep `start`.
 
         Raises:
-            InputError: PySCIPOpt is not installed.
+            InputError: PySCIPOpt is not installed, or the objective is not ``"balance"``.
         """
+        if reason := self.refusal(problem):
+            raise InputError(f"{reason}.")
         if importlib.util.find_spec("pyscipopt") is None:
             raise InputError("Exact needs the module pyscipopt, which is not installed; run pip install 'foremoe[exact]'.")
         require_start(problem, start)
-        balance = problem.cost.objective == "balance"
-        start = start.where(self._within_N(problem, start), problem.static())
-        before_N, bound_N = row_objective(problem, start), row_bound(problem)
-        closed = 1.0 if balance else 1.0 + _CLOSED  # objective over bound that counts as proven
-        proven_N = bound_N.copy()  # of placements within the budget
-        row_of, base_NGB = rows_of(problem, before_N), problem.base_NGB
+        node_G, home_LE, base_NGB = problem.cluster.node_of_rank_G, problem.home_LE // problem.B, problem.base_NGB
+        proven_N, most_N = load_bound(problem).astype(np.int64), start.load_NG().max(axis=1)
         expert_NGS, quota_NGS = start.expert_NGS.copy(), start.quotas_NGS.copy()
         failed_N = np.zeros(problem.N, bool)
 
         def block(n: int, _: int) -> None:
-            if before_N[n] <= bound_N[n] * closed:
+            if most_N[n] <= proven_N[n]:
                 return
-            row = row_of(n)
-            outcome = self._solve_row(row, problem.replicas == "node", _off_home(row, start, n), float(before_N[n]))
+            row = Row(
+                load_E=problem.load_NE[n].astype(np.int64), home_E=home_LE[n % problem.L], node_G=node_G, redundant=problem.R,
+                least_load=int(proven_N[n]), most_load=int(most_N[n]),
+            )  # fmt: skip
+            outcome = self._solve_row(row, problem.replicas == "node", _off_home(row, start, n))
             if outcome is None:
                 failed_N[n] = True
                 return
-            proven_N[n] = max(bound_N[n], _safe(outcome.bound, balance))
+            # Optima are whole, and SCIP's tolerances cannot have pushed the bound above one.
+            proven_N[n] = max(proven_N[n], math.ceil(outcome.bound - 0.01 - 1e-7 * outcome.bound))
             _write(row, outcome.quota, base_NGB[n], expert_NGS[n], quota_NGS[n])
 
         done_N = for_rows(block, problem.N, rows_per_block=1)
         found = Placement(expert_NGS=expert_NGS, quota_NGS=quota_NGS)
-        found_N = row_objective(problem, found)
-        best_N = np.minimum(found_N, before_N)
-        least_N = proven_N if self.max_replicas is None and self.max_cross_node is None else bound_N
-        stop_N = np.where(failed_N, Stop.FELL_BACK, Stop.LIMIT)
-        stop_N[best_N <= proven_N * closed] = Stop.DONE
-        stop_N[best_N <= least_N * closed] = Stop.OPTIMAL
+        found_N = found.load_NG().max(axis=1)
+        best_N = np.minimum(found_N, most_N)
+        stop_N = np.where(best_N <= proven_N, Stop.OPTIMAL, np.where(failed_N, Stop.FELL_BACK, Stop.LIMIT))
         stop_N[~done_N] = Stop.CANCELLED
-        found = found.where(found_N < before_N, start)
-        return dataclasses.replace(found, bound_N=np.minimum(least_N, best_N), stop_N=stop_N)
+        found = found.where(found_N < most_N, start)
+        return dataclasses.replace(found, bound_N=np.minimum(proven_N, best_N).astype(np.float64), stop_N=stop_N)
 
-    def _within_N(self, problem: Problem, placement: Placement) -> Array:
-        """bool [N]: rows of the placement that keep the budget."""
-        expert_NGS, node_G = placement.expert_NGS, problem.cluster.node_of_rank_G
-        home_NGS = (problem.home_LE // problem.B)[np.arange(problem.N)[:, None, None] % problem.L, expert_NGS]
-        copy_NGS = (placement.quotas_NGS > 0) & (home_NGS != np.arange(problem.G)[:, None])
-        cross_NGS = copy_NGS & (node_G[home_NGS] != node_G[:, None])
-        most, most_cross = (np.inf if most is None else most for most in (self.max_replicas, self.max_cross_node))
-        return (copy_NGS.sum(axis=(1, 2)) <= most) & (cross_NGS.sum(axis=(1, 2)) <= most_cross)
-
-    def _solve_row(self, row: Row, node_only: bool, start: dict[Pair, float], before: float) -> Outcome | None:
-        program = Program(row, row.pairs(node_only), budget=(self.max_replicas, self.max_cross_node))
+    def _solve_row(self, row: Row, node_only: bool, start: dict[Pair, float]) -> Outcome | None:
+        program = Program(row, row.pairs(node_only))
         program.start_from(start)
-        outcome = program.solve(node_limit=self.node_limit, gap=self.gap * before, time_limit_s=self.time_limit_s)
+        outcome = program.solve(node_limit=self.node_limit, gap=self.gap * row.most_load, time_limit_s=self.time_limit_s)
         if outcome is None:
             return None
         rounded = {p: float(round(q)) for p, q in outcome.quota.items()}
@@ -137,11 +117,6 @@ class Exact(RankSolver):
         split = Program(row, list(outcome.quota), whole=True)
         again = split.solve(node_limit=self.node_limit, gap=0.0, time_limit_s=self.time_limit_s)
         return None if again is None else outcome._replace(quota={p: float(round(q)) for p, q in again.quota.items()})
-
-
-def _safe(bound: float, balance: bool) -> float:
-    """A bound that SCIP's tolerances cannot have pushed above the optimum; under balance optima are whole."""
-    return float(math.ceil(bound - 0.01 - 1e-7 * bound)) if balance else bound * (1.0 - 0.1 * _CLOSED)
 
 
 def _off_home(row: Row, placement: Placement, n: int) -> dict[Pair, float]:

@@ -45,7 +45,7 @@ class PackValue:
         window_Q = window_seconds(model, bare, lengths_Q, lengths_Q**2)
         self.attention_Q = np.rint(window_Q * cluster.attention_flops_per_s)
         # Seconds per attention FLOP of the slowest rank, per pair of the mean load, and per pair of the largest rank load above
-        # it, for which exchanges, too, wait; see `Rates.late_s`.
+        # it, for which exchanges, too, wait; see `pair_prices`.
         self.window_s = trace.L * window_passes / cluster.attention_flops_per_s
         self.work_s = passes * (model.flops_per_pair / cluster.expert_flops_per_s + pair_overhead_seconds(model, cluster))
         self.pair_s = self.work_s + locality * _EXCHANGES * prices.late_s

@@ -8,7 +8,7 @@ import numpy as np
 
 from foremoe.base.arrays import Array
 from foremoe.base.compiled import inner_kernel, kernel
-from foremoe.problem.rates import row_rates
+from foremoe.problem.rates import Rates, RowTimes, row_rates
 from foremoe.solvers.robust.cover import Limits, cover_loads, home_quotas
 from foremoe.solvers.robust.limits import LEVELS, Case, expected_s, hidden_levels, limits_of, place_copies, walk_levels
 from foremoe.solvers.rows import Placed, empty_idle
@@ -22,6 +22,10 @@ MOST = np.iinfo(np.int32).max
 class Options(NamedTuple):
     """Options of `Robust` and of the problem, as row functions take them."""
 
+    node_G: Array  # node of every rank
+    num_base: int  # base slots of a rank
+    rates: Rates
+    times: RowTimes
     node_only: bool  # whether replicas stay inside their home's node
     spread: float  # added to the load of every expert, in mean loads; more where few scenarios are known
     priced: bool  # whether copies cost anything
@@ -140,10 +144,10 @@ def robust_row(load_E, load_XE, factor_KE, case, options, expert_GS, quota_GS):
 
 
 @kernel
-def robust_rows(low, high, rows, loads, options, expert_NGS, quota_NGS):
+def robust_rows(low, high, loads, options, expert_NGS, quota_NGS):
     """`robust_row` for rows [low, high)."""
     load_NE, load_XNE, factor_KE = loads
     share_E, load_KE = np.empty(load_NE.shape[1]), np.empty(factor_KE.shape, np.int32)
     for n in range(low, high):
-        case = Case(share_E, load_KE, rows.node_G, rows.num_base, row_rates(rows.rates, rows.times, n))
+        case = Case(share_E, load_KE, options.node_G, options.num_base, row_rates(options.rates, options.times, n))
         robust_row(load_NE[n], load_XNE[:, n].copy(), factor_KE, case, options, expert_NGS[n], quota_NGS[n])

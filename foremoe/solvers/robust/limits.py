@@ -8,8 +8,7 @@ import numpy as np
 
 from foremoe.base.arrays import Array
 from foremoe.base.compiled import inner_kernel, kernel
-from foremoe.problem.rates import Rates, add_copies
-from foremoe.solvers.closed_form import fans_seconds, free_fans
+from foremoe.problem.rates import Rates, add_copies, busiest_s, free_fans, late_s
 from foremoe.solvers.robust.cover import Limits, home_quotas
 from foremoe.solvers.rows import Placed, home_of_experts
 from foremoe.solvers.split.flow import UNLIMITED, split_row
@@ -29,7 +28,7 @@ class Case(NamedTuple):
     load_KE: Array  # int32, loads that placements are priced on
     node_G: Array  # node of every rank
     num_base: int  # base slots of a rank
-    rates: Rates  # coefficients of the closed form, of this row
+    rates: Rates  # of this row
 
 
 @kernel
@@ -93,6 +92,16 @@ def place_copies(case, limits, expert_GS):
     return peer_bound, rdma_bound
 
 
+@inner_kernel
+def _copies_s(fan_4G, rates):
+    """Seconds of all replicas: their price, and what of `busiest_s` does not hide; `add_copies` fills `fan_4G`."""
+    peers = rdmas = np.int64(0)
+    for g in range(fan_4G.shape[1]):
+        peers += fan_4G[0, g]
+        rdmas += fan_4G[2, g]
+    return rates.replica_peer_s * peers + rates.replica_rdma_s * rdmas + late_s(busiest_s(fan_4G, rates), rates)
+
+
 @kernel
 def expected_s(case, expert_GS):
     """Seconds of a placement on average over `load_KE`: the slowest rank under the exact split, and all copies."""
@@ -111,7 +120,7 @@ def expected_s(case, expert_GS):
             copies = fan_4G[1, g] + fan_4G[3, g]
             slowest_s = max(slowest_s, case.rates.pair_s * load_G[g] + case.rates.slot_s * (num_base + copies))
         compute_s += slowest_s
-    return compute_s / case.load_KE.shape[0] + fans_seconds(fan_4G, case.rates)
+    return compute_s / case.load_KE.shape[0] + _copies_s(fan_4G, case.rates)
 
 
 class _Walk(NamedTuple):

@@ -9,11 +9,11 @@ import numpy as np
 from foremoe.base.arrays import Array
 from foremoe.base.fields import real, whole
 from foremoe.levels import RankSolver
+from foremoe.problem.estimate import problem_rates, row_times
 from foremoe.problem.placement import Placement
 from foremoe.problem.problem import Problem
 from foremoe.solvers.base import edit_rows, require_start
 from foremoe.solvers.robust.kernels import Loads, Options, robust_rows
-from foremoe.solvers.rows import problem_rows
 
 # Letters: N rows, X scenarios, K samples, E experts.
 
@@ -67,12 +67,15 @@ class Robust(RankSolver):
             mean_MLE = np.rint(problem.scenario_XMLE.sum(axis=0) / num_ML1).astype(np.int32)
             priced = dataclasses.replace(problem, load_MLE=mean_MLE, load_MLGE=None)
         factor_KE = np.exp(self.noise * np.random.default_rng(0).standard_normal((self.samples, problem.E)))
-        rows, loads = problem_rows(priced), Loads(problem.load_NE, scenario_XNE, factor_KE)
+        loads = Loads(problem.load_NE, scenario_XNE, factor_KE)
         timed = problem.cost.objective == "time"
-        options = Options(problem.replicas == "node", float(self.spread), timed, problem.scenarios_complete)
+        options = Options(
+            problem.cluster.node_of_rank_G, problem.B, problem_rates(priced), row_times(priced), problem.replicas == "node",
+            float(self.spread), timed, problem.scenarios_complete,
+        )  # fmt: skip
 
         def edit(low: int, high: int, expert_NGS: Array, quota_NGS: Array) -> None:
-            robust_rows(low, high, rows, loads, options, expert_NGS, quota_NGS)
+            robust_rows(low, high, loads, options, expert_NGS, quota_NGS)
 
         return edit_rows(start, edit)
 

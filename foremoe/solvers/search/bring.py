@@ -12,8 +12,8 @@ import numpy as np
 
 from foremoe.base.arrays import Array
 from foremoe.base.compiled import inner_kernel, kernel
-from foremoe.solvers.closed_form import price_row
-from foremoe.solvers.rows import assign, clean_row
+from foremoe.solvers.rows import assign, clean_row, home_of_experts
+from foremoe.solvers.search.state import price_of
 
 # Letters: G ranks, S slots per rank, V nodes, E experts, P = G*S slots, I replicas.
 
@@ -28,6 +28,7 @@ PACE, HIGHEST = 3.0, 4.0
 class _Scratch(NamedTuple):
     """Memory of one row."""
 
+    home_E: Array  # int64, home slot p = g*S + b of every expert
     price_G: Array  # float64, of serving a pair on a rank; in seconds of a pair that crosses nodes
     gain_I: Array  # float64
     expert_I: Array  # int64
@@ -38,7 +39,7 @@ class _Scratch(NamedTuple):
 
 
 @inner_kernel
-def _choose(v, first, num_slots, row, num_rank_slots, scratch):
+def _choose(v, first, num_slots, num_rank_slots, s, scratch):
     """Writes the replicas that node `v` gains most from, the best first, from place `first` on; returns where they end.
 
     An expert from another node takes all pairs of the node's tokens along, off its home. One from inside it takes half, which
@@ -46,10 +47,10 @@ def _choose(v, first, num_slots, row, num_rank_slots, scratch):
     """
     gain_I, expert_I, pairs_I = scratch.gain_I, scratch.expert_I, scratch.pairs_I
     end = first
-    for e in range(row.load_E.size):
-        home = row.home_E[e] // num_rank_slots
-        pairs, gain = np.int64(row.demand_VE[v, e]), 1.0 + scratch.price_G[home]
-        if row.node_G[home] == v:
+    for e in range(s.row.load_E.size):
+        home = scratch.home_E[e] // num_rank_slots
+        pairs, gain = np.int64(s.row.demand_VE[v, e]), 1.0 + scratch.price_G[home]
+        if s.row.ranks.node_G[home] == v:
             pairs, gain = pairs // 2, scratch.price_G[home]
         gain *= pairs
         if gain <= 0.0 or (end == first + num_slots and gain <= gain_I[end - 1]):
@@ -64,9 +65,8 @@ def _choose(v, first, num_slots, row, num_rank_slots, scratch):
 
 
 @inner_kernel
-def _num_held(row, num_slots):
+def _num_held(rates, num_slots):
     """Replicas that a rank holds at most: more than one only if all of them hide, while as many of its own experts go out."""
-    rates = row.rates
     back_s = rates.trains * (rates.copy_rdma_s + rates.gradient_rdma_s)
     most = rates.hide_forward_s / rates.copy_rdma_s
     if back_s > 0.0:
@@ -75,20 +75,20 @@ def _num_held(row, num_slots):
 
 
 @inner_kernel
-def _place(v, chosen, num_held, row, placed, scratch):
+def _place(v, chosen, num_held, node_G, placed, scratch):
     """Gives the chosen replicas, places [first, end), to ranks of node `v`: the largest to the least loaded with a free slot."""
     expert_GS, quota_GS, load_G = placed
-    (first, end), (G, S) = chosen, expert_GS.shape
+    (first, end), (G, S), num_base = chosen, expert_GS.shape, scratch.home_E.size // expert_GS.shape[0]
     for _ in range(first, end):
         i = first + scratch.pairs_I[first:end].argmax()
         e, pairs = scratch.expert_I[i], scratch.pairs_I[i]
-        home = row.home_E[e] // S
+        home = scratch.home_E[e] // S
         scratch.pairs_I[i] = -1
-        rank, slot, least = home, row.home_E[e] % S, np.int64(-1)
+        rank, slot, least = home, scratch.home_E[e] % S, np.int64(-1)
         for g in range(G):
-            if row.node_G[g] != v or g == home or (least >= 0 and load_G[g] >= least):
+            if node_G[g] != v or g == home or (least >= 0 and load_G[g] >= least):
                 continue
-            for s in range(row.num_base, row.num_base + num_held):
+            for s in range(num_base, num_base + num_held):
                 if expert_GS[g, s] < 0:
                     rank, slot, least = g, s, load_G[g]
                     break
@@ -98,26 +98,26 @@ def _place(v, chosen, num_held, row, placed, scratch):
 
 
 @inner_kernel
-def _link(row, placed, scratch):
+def _link(placed, scratch):
     """Links the replicas of every expert, those without quota too: pairs may be pushed there."""
     G, S = placed.expert_GS.shape
     scratch.first_E[:] = -1
     for g in range(G):
-        for s in range(row.num_base, S):
+        for s in range(scratch.home_E.size // G, S):
             e = placed.expert_GS[g, s]
             if e >= 0:
                 scratch.next_P[g * S + s], scratch.first_E[e] = scratch.first_E[e], g * S + s
 
 
 @inner_kernel
-def _count_served(e, row, placed, scratch):
+def _count_served(e, node_G, placed, scratch):
     """Pairs of an expert that every node serves."""
-    S, home = placed.expert_GS.shape[1], row.home_E[e]
+    S, home = placed.expert_GS.shape[1], scratch.home_E[e]
     scratch.served_V[:] = 0
-    scratch.served_V[row.node_G[home // S]] += placed.quota_GS[home // S, home % S]
+    scratch.served_V[node_G[home // S]] += placed.quota_GS[home // S, home % S]
     p = scratch.first_E[e]
     while p >= 0:
-        scratch.served_V[row.node_G[p // S]] += placed.quota_GS[p // S, p % S]
+        scratch.served_V[node_G[p // S]] += placed.quota_GS[p // S, p % S]
         p = scratch.next_P[p]
 
 
@@ -129,15 +129,15 @@ def _best_push(busiest, goal, row, placed, scratch):
     they push on.
     """
     expert_GS, quota_GS, load_G = placed
-    S, node_G = expert_GS.shape[1], row.node_G
+    S, node_G = expert_GS.shape[1], row.ranks.node_G
     best_cost, best = 9, (np.int64(-1), np.int64(-1), np.int64(0))
     for s in range(S):
         e = np.int64(expert_GS[busiest, s])
         if e < 0 or quota_GS[busiest, s] == 0 or scratch.first_E[e] < 0:
             continue
-        _count_served(e, row, placed, scratch)
+        _count_served(e, node_G, placed, scratch)
         here = node_G[busiest]
-        p, following = row.home_E[e], scratch.first_E[e]
+        p, following = scratch.home_E[e], scratch.first_E[e]
         while p >= 0:
             g = p // S
             if g != busiest and load_G[g] < load_G[busiest] - 1:
@@ -160,7 +160,7 @@ def _best_push(busiest, goal, row, placed, scratch):
 def _push(goal, row, placed, scratch):
     """Pushes pairs off the busiest rank until none is above the goal or has where to push."""
     S, load_G = placed.expert_GS.shape[1], placed.load_G
-    _link(row, placed, scratch)
+    _link(placed, scratch)
     for _ in range(6 * load_G.size):
         busiest = load_G.argmax()
         if load_G[busiest] <= goal:
@@ -175,44 +175,44 @@ def _push(goal, row, placed, scratch):
 
 
 @kernel
-def bring_row(goal, row, home, tried, best_s, best):
+def bring_row(goal, home, tried, best_s, best, s):
     """Overwrites `best` with the cheapest of several sets of replicas near tokens, if that costs less than `best_s`.
 
     Prices of ranks start at nothing. Each round chooses replicas for all nodes, gives them to ranks, raises the prices of ranks
     that this leaves above the goal and lowers those below, and then pushes pairs until the row is level: subgradient steps on
-    the Lagrangian of "no rank above the goal". Returns the seconds of the cheaper one.
+    the Lagrangian of "no rank above the goal".
     """
-    (G, S), V = home.expert_GS.shape, row.demand_VE.shape[0]
-    num_held = _num_held(row, S - row.num_base)
+    (G, S), (V, E), node_G = home.expert_GS.shape, s.row.demand_VE.shape, s.row.ranks.node_G
+    num_base = S - s.num_slots
+    num_held = _num_held(s.rates, s.num_slots)
     slots = G * num_held
     scratch = _Scratch(
-        np.zeros(G), np.empty(slots), np.empty(slots, np.int64), np.empty(slots, np.int64), np.empty(row.load_E.size, np.int64),
-        np.empty(G * S, np.int64), np.empty(V, np.int64),
+        home_of_experts(num_base, home.expert_GS), np.zeros(G), np.empty(slots), np.empty(slots, np.int64),
+        np.empty(slots, np.int64), np.empty(E, np.int64), np.empty(G * S, np.int64), np.empty(V, np.int64),
     )  # fmt: skip
     slots_V, end_V = np.zeros(V, np.int64), np.zeros(V, np.int64)
     for g in range(G):
-        slots_V[row.node_G[g]] += num_held
-    least_s, wanted_s = np.inf, LEAST * row.rates.pair_s * goal
+        slots_V[node_G[g]] += num_held
+    least_s, wanted_s = np.inf, LEAST * s.rates.pair_s * goal
     for n in range(ROUNDS):
         assign(tried, home)
         for v in range(V):
-            end_V[v] = _choose(v, end_V[v - 1] if v else 0, slots_V[v], row, S, scratch)
+            end_V[v] = _choose(v, end_V[v - 1] if v else 0, slots_V[v], S, s, scratch)
         for i in range(end_V[V - 1]):
-            p = row.home_E[scratch.expert_I[i]]
+            p = scratch.home_E[scratch.expert_I[i]]
             tried.quota_GS[p // S, p % S] -= scratch.pairs_I[i]
             tried.load_G[p // S] -= scratch.pairs_I[i]
         for v in range(V):
-            _place(v, (end_V[v - 1] if v else 0, end_V[v]), num_held, row, tried, scratch)
+            _place(v, (end_V[v - 1] if v else 0, end_V[v]), num_held, node_G, tried, scratch)
         for g in range(G):
             over = (tried.load_G[g] - goal) / goal
             scratch.price_G[g] = min(HIGHEST, max(0.0, scratch.price_G[g] + PACE / (1.0 + 0.3 * n) * over))
-        _push(goal, row, tried, scratch)
-        clean_row(row.num_base, tried)
-        this_s = price_row(row, row.rates, tried)
+        _push(goal, s.row, tried, scratch)
+        clean_row(num_base, tried)
+        this_s = price_of(tried, s)
         least_s = min(least_s, this_s)
         if this_s < best_s - wanted_s:
             best_s, wanted_s = this_s, 0.0
             assign(best, tried)
         if least_s > (FIRST if n == 0 else SECOND) * best_s:
             break
-    return best_s

@@ -42,16 +42,6 @@ def top_left(g, num_base, quota_GS):
 
 
 @inner_kernel
-def fullest_base(g, num_base, quota_GS):
-    """The base slot of rank g with the most left, the first of equal ones."""
-    best = 0
-    for b in range(1, num_base):
-        if quota_GS[g, b] > quota_GS[g, best]:
-            best = b
-    return best
-
-
-@inner_kernel
 def slot_for(expert, r, num_base, expert_GS):
     """The redundant slot of rank r that holds the expert already, else its first free one, else -1."""
     slot = -1

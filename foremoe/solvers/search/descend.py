@@ -9,13 +9,13 @@ import numpy as np
 from foremoe.base.compiled import kernel
 from foremoe.problem.kernels.row_price import Windows, clear_traffic, fill_traffic, row_seconds
 from foremoe.problem.kernels.traffic import BY_NODE, PEER_IN, RDMA_IN, settle
+from foremoe.problem.rates import Rates, RowTimes, row_rates
 from foremoe.problem.rows import empty_of, row_of
 from foremoe.solvers.rows import Placed, assign, bare_homes, copy_of
-from foremoe.solvers.rows import row_of as estimated_row
 from foremoe.solvers.search.moves import busiest, move
-from foremoe.solvers.search.parts import CLOSED_FORM, SMOOTHING
-from foremoe.solvers.search.start import price_of, start_row
-from foremoe.solvers.search.state import State, empty_arrays, hold, list_homes, list_replicas, seconds, smoothed, undo
+from foremoe.solvers.search.parts import SMOOTHING
+from foremoe.solvers.search.start import start_row
+from foremoe.solvers.search.state import State, empty_arrays, hold, list_homes, list_replicas, price_of, seconds, smoothed, undo
 
 # Letters: N rows, G ranks, S slots per rank, B base slots.
 
@@ -37,6 +37,9 @@ class Choice(NamedTuple):
 
     effort: int  # moves a row, or AS_PAYS
     parts: int  # bits of `foremoe.solvers.search.parts`
+    node_only: bool  # whether replicas stay inside their home's node
+    rates: Rates  # by which copies of starts are limited
+    times: RowTimes
 
 
 @kernel
@@ -86,7 +89,7 @@ def _descend(effort, s):
 
 
 @kernel
-def _search_row(n, rows, estimated, choice, t, pairs_G, own, best):
+def _search_row(n, rows, choice, t, pairs_G, own, best):
     """Starts and searches row `n`, in place in `best`, its placement: it ends no dearer than its start, nor than its experts at
     home. `t` is an empty traffic, `own` the memory of a `State`."""
     (G, S), num_base = best.expert_GS.shape, rows.num_base
@@ -94,13 +97,11 @@ def _search_row(n, rows, estimated, choice, t, pairs_G, own, best):
     row, w = row_of(rows, n, pairs_G), rows.window_N3[n]
     windows = Windows(w[0], w[1], w[2])
     s = State(
-        row, rows.prices, windows, S - num_base, estimated.node_only, choice.parts, row.load_E.sum() / G, t, home_GB, replica_GR,
-        num_G, change_4I, num_changes, random,
+        row, rows.prices, windows, row_rates(choice.rates, choice.times, n), S - num_base, rows.counts.located, choice.node_only,
+        choice.parts, row.load_E.sum() / G, t, home_GB, replica_GR, num_G, change_4I, num_changes, random,
     )  # fmt: skip
-    estimate = estimated_row(estimated, n, best.expert_GS)
-    given, given_s = copy_of(best), price_of(best, num_base, s) if choice.effort != 0 else 0.0
-    # The closed form chooses what to start from: replicas near tokens, though dearer at first, lead to cheaper rows.
-    start_row(choice.effort == 0 or s.parts & CLOSED_FORM == 0, estimate, s, best)
+    given, given_s = copy_of(best), price_of(best, s) if choice.effort != 0 else 0.0
+    start_row(s, best)
     if choice.effort == 0:
         return
     list_homes(row, home_GB, num_G)
@@ -121,12 +122,12 @@ def _search_row(n, rows, estimated, choice, t, pairs_G, own, best):
 
 
 @kernel
-def search_rows(low, high, rows, estimated, choice, expert_NGS, quota_NGS):
+def search_rows(low, high, rows, choice, expert_NGS, quota_NGS):
     """Starts and searches rows [low, high), in place."""
     G, S = expert_NGS.shape[1:]
     t, pairs_G, own = empty_of(rows), np.empty(G), empty_arrays(G, rows.num_base, S - rows.num_base)
     for n in range(low, high):
-        _search_row(n, rows, estimated, choice, t, pairs_G, own, Placed(expert_NGS[n], quota_NGS[n], np.empty(G, np.int64)))
+        _search_row(n, rows, choice, t, pairs_G, own, Placed(expert_NGS[n], quota_NGS[n], np.empty(G, np.int64)))
 
 
 @kernel

@@ -11,7 +11,7 @@ from foremoe.problem.kernels.load_bound import bound_row
 from foremoe.solvers.rows import Placed, assign, bare_homes, clean_row, copy_of, home_of_experts
 from foremoe.solvers.search.copies import Copies, Rule
 from foremoe.solvers.search.prune import count_row, prune_row
-from foremoe.solvers.search.settle import settle_on
+from foremoe.solvers.search.settle import nothing_wanted, settle_on
 from foremoe.solvers.split.flow import UNLIMITED, split_row
 
 # Letters: N rows, G ranks, S slots per rank, E experts.
@@ -82,7 +82,7 @@ def search_row(goal, limit, rule, options, home_quota_GS, placed):
     first, tried = copy_of(placed), copy_of(placed)
     G = placed.load_G.size
     weight_G, copies = np.ones(G), Copies(UNLIMITED, UNLIMITED, np.zeros(G, np.int64), np.zeros(G, np.int64))
-    state = np.uint64(88172645463325252)
+    nowhere, state = nothing_wanted(), np.uint64(88172645463325252)
     bottom = target = goal
     relayed = found = False
     for t in range(tries + 1):
@@ -97,7 +97,7 @@ def search_row(goal, limit, rule, options, home_quota_GS, placed):
         this_rule = Rule(rule.node_G, num_base, rule.node_only, relay, False, weight_G)
         copies.near_G[:], copies.far_G[:] = 0, 0
         assign(tried, first)
-        settle_on(target, this_rule, copies, tried)
+        settle_on(target, this_rule, copies, nowhere, tried)
         reached = tried.load_G.max()
         if reached > goal and tries > 0 and not (last and reached <= limit):
             reached = split_row(goal, limit, num_base, tried)
@@ -117,12 +117,6 @@ def search_row(goal, limit, rule, options, home_quota_GS, placed):
 
 
 @kernel
-def plain_rule(node_G, num_base, node_only):
-    """The `Rule` of most searches."""
-    return Rule(node_G, num_base, node_only, False, False, np.ones(node_G.size))
-
-
-@kernel
 def balanced_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
     """The most even placement of one row with few replicas; see `RowSolver.edit` for the arguments."""
     best = Placed(expert_GS, quota_GS, np.empty(node_G.size, np.int64))
@@ -132,7 +126,7 @@ def balanced_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
     far, num = count_row(home_E, node_G, num_base, expert_GS)
     most, start_far, replicated = max(goal, best.load_G.max()), far, num > 0
     home, start = bare_homes(load_E, num_base, expert_GS), copy_of(best)
-    rule, tried = plain_rule(node_G, num_base, options.node_only), copy_of(best)
+    rule, tried = Rule(node_G, num_base, options.node_only, False, False, np.ones(node_G.size)), copy_of(best)
     for keep in (False, True):
         if keep and not replicated:
             break

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from foremoe.base.errors import InputError
 from foremoe.base.fields import whole
 from foremoe.levels import RankSolver
+from foremoe.problem.estimate import problem_rates, row_times
 from foremoe.problem.placement import Placement
 from foremoe.problem.pricing import problem_rows
 from foremoe.problem.problem import Problem
 from foremoe.solvers.base import edit_rows, require_start
-from foremoe.solvers.rows import problem_rows as estimated_rows
 from foremoe.solvers.search.descend import AS_PAYS, Choice, search_rows
 from foremoe.solvers.search.level import TRIES, Options, balanced_rows
 from foremoe.solvers.search.parts import without
@@ -61,5 +61,6 @@ class Search(RankSolver):
         effort = AS_PAYS if self.effort is None else self.effort
         if problem.load_MLGE is None:
             effort = 0
-        rows, estimated, choice = problem_rows(problem), estimated_rows(problem), Choice(effort, without(self.without))
-        return edit_rows(start, lambda low, high, *placed: search_rows(low, high, rows, estimated, choice, *placed))
+        rows = problem_rows(problem)
+        choice = Choice(effort, without(self.without), node_only, problem_rates(problem), row_times(problem))
+        return edit_rows(start, lambda low, high, *placed: search_rows(low, high, rows, choice, *placed))

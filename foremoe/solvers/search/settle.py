@@ -15,7 +15,20 @@ from foremoe.base.arrays import Array
 from foremoe.base.compiled import inner_kernel, kernel
 from foremoe.solvers.search.copies import give, top_left
 
-# Letters: G ranks, S slots per rank, V nodes, X ends of nodes, I some ranks.
+# Letters: G ranks, S slots per rank, E experts, V nodes, X places or ends of nodes, I some ranks.
+
+
+class Wants(NamedTuple):
+    """Where tokens come from; no experts where that does not count."""
+
+    place_G: Array  # int64, what counts as near: the node of every rank, or the rank itself if there is one node
+    want_XE: Array  # int32, pairs that a place's tokens send to an expert, less what replicas serve there; kept up to date
+
+
+@kernel
+def nothing_wanted():
+    """`Wants` that do not count."""
+    return Wants(np.empty(0, np.int64), np.empty((0, 0), np.int32))
 
 
 class _Ranks(NamedTuple):
@@ -56,7 +69,7 @@ def _by_node(node_G, by_node_I, first_X, next_V):
 
 
 @kernel
-def settle_on(target, rule, copies, placed):
+def settle_on(target, rule, copies, wants, placed):
     """Fills takers to `target`, the emptiest first, until no rank is above it or no taker is left; in place.
 
     The giver is the most loaded rank above the target that has an expert with enough left to fill the taker alone; of its
@@ -67,14 +80,16 @@ def settle_on(target, rule, copies, placed):
     With ``rule.relay``, where no rank of the node can fill the taker, a node mate that is itself below the target does: its
     deficit grows, and one larger replica from another node will fill both.
 
-    Keeps `copies` up to date.
+    Where `wants` counts, giver and expert are those that bring most pairs nearer, of all that can fill the taker alone.
+
+    Keeps `copies` and `wants` up to date.
     """
     ranks, num_givers = _begin(target, rule, placed)
-    _settle(target, rule, copies, placed, ranks, num_givers)
+    _settle(target, rule, copies, wants, placed, ranks, num_givers)
 
 
 @inner_kernel
-def _settle(target, rule, copies, placed, ranks, num_givers):
+def _settle(target, rule, copies, wants, placed, ranks, num_givers):
     """`settle_on` after `_begin`."""
     quota_GS, load_G, num_base = placed.quota_GS, placed.load_G, rule.num_base
     while num_givers > 0:
@@ -82,19 +97,16 @@ def _settle(target, rule, copies, placed, ranks, num_givers):
         if r < 0:
             break
         need = target - load_G[r]
-        g, alone, far, reach = _giver(target, r, num_givers, rule, copies, ranks, load_G)
+        g, b = _pick(target, r, num_givers, rule, copies, wants, placed, ranks)
         if g < 0:  # nobody may give to this rank, and no giver will appear later
             ranks.open_G[r] = 0
             _renew_emptiest(target, r, rule, ranks, load_G)
             continue
-        if rule.relay and far:
-            mate = _mate(target, r, reach, rule, copies, ranks, load_G)
-            if mate >= 0:
-                g, alone = mate, True
-        b = _expert(g, need, alone, num_base, quota_GS)
         amount = min(need, np.int64(quota_GS[g, b]))
         if ranks.free_G[g] == 0:
             amount = min(amount, load_G[g] - target)
+        if wants.want_XE.size > 0:
+            wants.want_XE[wants.place_G[r], placed.expert_GS[g, b]] -= amount
         new = give(g, b, r, amount, rule, copies, placed)
         if new:
             ranks.free_G[r] -= 1
@@ -108,6 +120,52 @@ def _settle(target, rule, copies, placed, ranks, num_givers):
         _renew_emptiest(target, r, rule, ranks, load_G)
         if rule.node_G[g] != rule.node_G[r]:
             _renew_emptiest(target, g, rule, ranks, load_G)
+
+
+@inner_kernel
+def _pick(target, r, num_givers, rule, copies, wants, placed, ranks):
+    """The giver for rank r, -1 if there is none, and its base slot."""
+    if wants.want_XE.size > 0:
+        g, b = _nearest(target, r, num_givers, rule, copies, wants, placed, ranks)
+        if g >= 0:
+            return g, b
+    g, alone, far, reach = _giver(target, r, num_givers, rule, copies, ranks, placed.load_G)
+    if g < 0:
+        return g, np.int64(-1)
+    if rule.relay and far:
+        mate = _mate(target, r, reach, rule, copies, ranks, placed.load_G)
+        if mate >= 0:
+            g, alone = mate, True
+    return g, _expert(g, target - placed.load_G[r], alone, rule.num_base, placed.quota_GS)
+
+
+@inner_kernel
+def _nearest(target, r, num_givers, rule, copies, wants, placed, ranks):
+    """The giver and its base slot that bring most pairs nearer, of all that can fill rank r alone; -1 and -1 if none can.
+
+    Pairs come nearer that the taker's place wants, less what the giver's place would have to fetch. Of equal ones the lowest
+    rank, then the expert with the least left.
+    """
+    node_G, (place_G, want_XE), need, x = rule.node_G, wants, target - placed.load_G[r], wants.place_G[r]
+    giver, slot, most, least = np.int64(-1), np.int64(-1), np.int64(0), np.int64(0)
+    for i in range(num_givers):
+        g = ranks.giver_I[i]
+        if ranks.free_G[g] == 0 and placed.load_G[g] - target < need:
+            continue
+        if copies.near_G[g] >= copies.near_limit if node_G[g] == node_G[r] else copies.far_G[g] >= copies.far_limit:
+            continue
+        for b in range(rule.num_base):
+            left, gain = np.int64(placed.quota_GS[g, b]), np.int64(0)
+            if left < need:
+                continue
+            if place_G[g] != x:
+                e = placed.expert_GS[g, b]
+                spare = left - want_XE[place_G[g], e]
+                gain = min(need, max(0, np.int64(want_XE[x, e]))) - min(need, max(0, need - spare))
+            better = gain > most or (gain == most and (g < giver or (g == giver and left < least)))
+            if giver < 0 or better:
+                giver, slot, most, least = g, np.int64(b), gain, left
+    return giver, slot
 
 
 @kernel
@@ -214,7 +272,7 @@ def _mate(target, r, reach, rule, copies, ranks, load_G):
 @inner_kernel
 def _expert(g, need, alone, num_base, quota_GS):
     """The base slot of rank g with the least left that fills `need` alone, or else with the most left."""
-    best = -1
+    best = np.int64(-1)
     for b in range(num_base):
         left = quota_GS[g, b]
         fits = left >= need if alone else left > 0

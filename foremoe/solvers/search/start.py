@@ -5,18 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 from foremoe.base.compiled import inlined_kernel, inner_kernel, kernel
-from foremoe.problem.kernels.row_price import clear_traffic, fill_traffic
-from foremoe.problem.rates import exposed_s
-from foremoe.solvers.closed_form import free_fans, price_row
+from foremoe.problem.rates import exposed_s, free_fans
 from foremoe.solvers.rows import assign, bare_homes, clean_row, copy_of
 from foremoe.solvers.search.bring import bring_row
 from foremoe.solvers.search.copies import Copies, Rule
 from foremoe.solvers.search.level import level_goal
-from foremoe.solvers.search.nearest import Wants, settle_nearest
 from foremoe.solvers.search.parts import BRING, COPY_LIMITS, NEAREST, NODE_FIRST, PRUNE, SPLIT
 from foremoe.solvers.search.prune import prune_row
-from foremoe.solvers.search.settle import settle_on
-from foremoe.solvers.search.state import seconds
+from foremoe.solvers.search.settle import Wants, nothing_wanted, settle_on
+from foremoe.solvers.search.state import price_of
 from foremoe.solvers.split.flow import UNLIMITED, split_row
 
 # Letters: G ranks, S slots per rank, V nodes, X places.
@@ -43,31 +40,27 @@ def _binds(near, far, one_node, num_slots):
 
 
 @inlined_kernel
-def _settled(goal, blind, limited, row, placed):
+def _settled(goal, blind, s, placed):
     """Settles from bare homes: first with copies that hide, then with more per link as long as balance may pay for them."""
-    node_G, num_base, rates = row.node_G, row.num_base, row.rates
+    node_G, num_base, rates = s.row.ranks.node_G, s.home_GB.shape[1], s.rates
     G, S = placed.expert_GS.shape
     near_G, far_G = np.zeros(G, np.int64), np.zeros(G, np.int64)
-    one_rack, one_node = node_G.max() == 0, row.node_only or node_G.min() == node_G.max()
-    # Where tokens come from counts by node, or by rank if there is one node.
-    by_rank = one_rack and row.located
-    place_G = np.arange(G) if by_rank else node_G.astype(np.int64)
-    wants = Wants(place_G, (row.load_GE if by_rank else row.demand_VE).copy())
-    rule = Rule(node_G, num_base, row.node_only, not blind, blind, np.ones(G))
+    one_rack, one_node = node_G.max() == 0, s.node_only or node_G.min() == node_G.max()
+    wants = nothing_wanted()
+    if blind and s.located:
+        # Where tokens come from counts by node, or by rank if there is one node.
+        wants = Wants(np.arange(G) if one_rack else node_G, (s.row.load_GE if one_rack else s.row.demand_VE).copy())
+    rule = Rule(node_G, num_base, s.node_only, not blind, blind, np.ones(G))
     near, far = free_fans(rates)
-    if not limited:
+    if s.parts & COPY_LIMITS == 0:
         near = far = np.int64(G * S)
     if one_node:
         far = np.int64(0)
     node_goal = goal if one_node else level_goal(np.bool_(True), node_G, placed.load_G)
     while True:
-        this_goal, copies = goal if far > 0 else node_goal, Copies(near, far, near_G, far_G)
-        if blind and row.located:
-            settle_nearest(this_goal, rule, copies, wants, placed)
-        else:
-            settle_on(this_goal, rule, copies, placed)
+        settle_on(goal if far > 0 else node_goal, rule, Copies(near, far, near_G, far_G), wants, placed)
         over = placed.load_G.max() - goal
-        if over <= 0 or not _binds(near, far, one_node, G * (S - num_base)):
+        if over <= 0 or not _binds(near, far, one_node, G * s.num_slots):
             break
         near, far, least_s = _wider(near, far, one_node, rates)
         if least_s >= rates.pair_s * over:
@@ -76,50 +69,39 @@ def _settled(goal, blind, limited, row, placed):
 
 
 @kernel
-def price_of(placed, num_base, s):
-    """Seconds of a placement by the price, from an empty traffic and back to one."""
-    fill_traffic(placed.expert_GS, placed.quota_GS, num_base, s.row, s.t)
-    found_s = seconds(s)
-    clear_traffic(s.row, s.t)
-    return found_s
-
-
-@kernel
-def _keep_cheaper(tried, best_s, best, by_price, row, s):
+def _keep_cheaper(tried, best_s, best, s):
     """Overwrites `best` with `tried` if that costs less. Returns the seconds of the cheaper one."""
-    this_s = price_of(tried, row.num_base, s) if by_price else price_row(row, row.rates, tried)
+    this_s = price_of(tried, s)
     if this_s < best_s:
         assign(best, tried)
     return min(this_s, best_s)
 
 
 @kernel
-def start_row(by_price, row, s, best):
+def start_row(s, best):
     """Overwrites `best`, a placement, with the cheapest of itself, bare homes and the settlings; the traffic of `s` is empty."""
-    num_base, located, node_only, node_G = row.num_base, row.located, row.node_only, row.node_G
+    num_base, node_G = s.home_GB.shape[1], s.row.ranks.node_G
     num_nodes = node_G.max() + 1
     clean_row(num_base, best)
-    home = bare_homes(row.load_E, num_base, best.expert_GS)
-    best_s = price_of(best, num_base, s) if by_price else price_row(row, row.rates, best)
+    home = bare_homes(s.row.load_E, num_base, best.expert_GS)
+    best_s = price_of(best, s)
     if (best.expert_GS[:, num_base:] >= 0).any():
-        best_s = _keep_cheaper(home, best_s, best, by_price, row, s)
-    goal = level_goal(node_only, node_G, home.load_G)
+        best_s = _keep_cheaper(home, best_s, best, s)
+    goal = level_goal(s.node_only, node_G, home.load_G)
     if home.load_G.max() <= goal:
         return
     tried = copy_of(home)
     for blind in (True, False):
-        if blind and (node_only or (num_nodes == 1 and not located)):
+        if blind and (s.node_only or (num_nodes == 1 and not s.located)):
             continue
         if s.parts & (NEAREST if blind else NODE_FIRST) == 0:
             continue
         assign(tried, home)
-        _settled(goal, blind, s.parts & COPY_LIMITS != 0, row, tried)
+        _settled(goal, blind, s, tried)
         reached = split_row(goal, UNLIMITED, num_base, tried) if s.parts & SPLIT else tried.load_G.max()
         clean_row(num_base, tried)
         if s.parts & PRUNE:
-            prune_row(reached, row.load_E, num_base, tried)
-        best_s = _keep_cheaper(tried, best_s, best, by_price, row, s)
-    if s.parts & BRING and located and not node_only and 1 < num_nodes <= NODES and best.expert_GS.shape[1] > num_base:
-        found = copy_of(best)
-        bring_row(goal, row, home, tried, price_row(row, row.rates, best), found)
-        _keep_cheaper(found, best_s, best, by_price, row, s)
+            prune_row(reached, s.row.load_E, num_base, tried)
+        best_s = _keep_cheaper(tried, best_s, best, s)
+    if s.parts & BRING and s.located and not s.node_only and 1 < num_nodes <= NODES and s.num_slots > 0:
+        bring_row(goal, home, tried, best_s, best, s)

@@ -8,8 +8,18 @@ import numpy as np
 
 from foremoe.base.arrays import Array
 from foremoe.base.compiled import inner_kernel, kernel
-from foremoe.problem.kernels.row_price import Prices, Windows, hold_homes, rank_s, row_seconds, set_quota
+from foremoe.problem.kernels.row_price import (
+    Prices,
+    Windows,
+    clear_traffic,
+    fill_traffic,
+    hold_homes,
+    rank_s,
+    row_seconds,
+    set_quota,
+)
 from foremoe.problem.kernels.traffic import PEER_IN, PEER_OUT, RDMA_IN, RDMA_OUT, Row, Traffic, put, settle
+from foremoe.problem.rates import Rates
 
 # Letters: G ranks, E experts, B base slots, R redundant slots, I changes of a move.
 
@@ -22,7 +32,9 @@ class State(NamedTuple):
     row: Row
     prices: Prices
     windows: Windows
+    rates: Rates  # by which copies of a start are limited
     num_slots: int  # R
+    located: bool  # whether sources are known
     node_only: bool
     parts: int  # bits of `foremoe.solvers.search.parts`
     mean: float  # pairs that a rank serves on average
@@ -145,6 +157,15 @@ def total_s(parts):
 def seconds(s):
     """`total_s` of the row as it is."""
     return total_s(row_seconds(s.prices, s.windows, s.row, s.t))
+
+
+@kernel
+def price_of(placed, s):
+    """Seconds of a placement by the price, from an empty traffic and back to one."""
+    fill_traffic(placed.expert_GS, placed.quota_GS, s.home_GB.shape[1], s.row, s.t)
+    found_s = seconds(s)
+    clear_traffic(s.row, s.t)
+    return found_s
 
 
 @inner_kernel

@@ -67,48 +67,6 @@ def even_row(load_E, expert_GS, quota_GS):
 
 
 @kernel
-def water_fill_row(rounds, load_E, expert_GS, quota_GS):
-    """Starts even; each round, every expert's load is poured anew so that it levels the ranks that hold it."""
-    S, expert_P = expert_GS.shape[1], expert_GS.ravel()
-    slot_P = np.argsort(expert_P, kind="mergesort")  # by expert, behind the empty ones
-    first_X = np.searchsorted(expert_P[slot_P], np.arange(load_E.size + 1))
-    even_row(load_E, expert_GS, quota_GS)
-    load_G = quota_GS.astype(np.int64).sum(axis=1)
-    for _ in range(rounds):
-        changed = False
-        for e in range(load_E.size):
-            low, high = first_X[e], first_X[e + 1]
-            if high - low < 2 or load_E[e] == 0:
-                continue
-            other_I = np.empty(high - low, np.int64)
-            for i in range(low, high):
-                g, s = slot_P[i] // S, slot_P[i] % S
-                other_I[i - low] = load_G[g] - quota_GS[g, s]
-            # The level is where the load just fills the ranks below it: all of the lowest k ranks, the last one partly.
-            order_I = np.argsort(other_I, kind="mergesort")
-            poured = np.int64(load_E[e])
-            wet = 1
-            below = other_I[order_I[0]]
-            while wet < high - low and other_I[order_I[wet]] * wet - below < poured:
-                below += other_I[order_I[wet]]
-                wet += 1
-            level, rest = (poured + below) // wet, (poured + below) % wet
-            wet_I = np.zeros(high - low, np.bool_)
-            wet_I[order_I[:wet]] = True
-            for i in range(low, high):
-                g, s = slot_P[i] // S, slot_P[i] % S
-                share = 0
-                if wet_I[i - low]:
-                    share = level - other_I[i - low] + (rest > 0)
-                    rest -= 1
-                changed |= share != quota_GS[g, s]
-                load_G[g] = other_I[i - low] + share
-                quota_GS[g, s] = share
-        if not changed:
-            break
-
-
-@kernel
 def split_row(load_E, expert_GS, quota_GS):
     """The split with the least possible maximum rank load, in whole pairs; returns that maximum.
 
@@ -143,13 +101,6 @@ def even_rows(low, high, load_NE, expert_NGS, quota_NGS):
     """`even_row` for rows [low, high)."""
     for n in range(low, high):
         even_row(load_NE[n], expert_NGS[n], quota_NGS[n])
-
-
-@kernel
-def water_fill_rows(rounds, low, high, load_NE, expert_NGS, quota_NGS):
-    """`water_fill_row` for rows [low, high)."""
-    for n in range(low, high):
-        water_fill_row(rounds, load_NE[n], expert_NGS[n], quota_NGS[n])
 
 
 @kernel
