@@ -20,7 +20,7 @@ OTHERS = {"gpu.md": {"0.041", "0.05", "0.16", "0.17", "0.59", "17.1"}}
 
 
 def blocks(text: str) -> Iterator[tuple[str, list[str]]]:
-    """Paragraphs, lists and tables without code, with their result files; lists and tables may have those of the paragraph before."""
+    """Paragraphs, lists and tables without code, and their result files; lists and tables share those of the text above."""
     files: list[str] = []
     for block in re.split(r"\n\s*\n", re.sub(r"```.*?```|`[^`]*`", "", text, flags=re.DOTALL)):
         linked = RESULT.findall(block)
