@@ -74,7 +74,7 @@ class Settings(AttachSettings):
         compile_limit_s: Seconds that ranks wait for those that compile before the first stage.
         recompute: Whether the recompute stage runs by a plan.
         update: Whether the update stage runs by a plan.
-        packing: Form other micro-batches, so that their experts balance; see `foremoe.integrations.verl.packing`.
+        packing: Whether to form other micro-batches, to balance their experts; see `foremoe.integrations.verl.packing`.
         dump: Folder for counts-only workloads of every stage, or None.
     """
 

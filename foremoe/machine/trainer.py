@@ -20,7 +20,7 @@ OUTSIDE_PERCENT = (50, 85, 95)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trainer:
-    """The trainer around a stage.
+    """Costs of the trainer around a stage.
 
     Attributes:
         optimizer_bytes: Bytes of optimizer state per parameter. Adam in mixed precision (arXiv 1910.02054, section 3.1) has 12:

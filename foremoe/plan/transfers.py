@@ -17,7 +17,7 @@ from foremoe.problem.schedule import Schedule
 
 
 class Link(enum.IntEnum):
-    """How a copy travels."""
+    """The link that a copy takes."""
 
     PEER = 0  # from a rank of the same node, over the node's own link
     RDMA = 1  # from a rank of another node

@@ -52,7 +52,7 @@ class Planner:
         split: Splits every expert's pairs over its replicas; None keeps the solvers' quotas and fills missing ones exactly.
         path: Chooses the link of every copy.
         foresight: Load that the levels see (`foresight.foreseen`). Quotas are split on the real load, or served (`Rerouted`).
-        guard: Per row, keep the best of static, the start and every level's output, by `foremoe.price` under "time".
+        guard: Whether each row keeps the best of static, the start and every level's output, by `foremoe.price` under "time".
 
     Raises:
         InputError: A level of the wrong kind, or levels that exclude each other.

@@ -16,7 +16,7 @@ from foremoe.problem.rates import Rates, RowTimes
 
 @once
 def load_bound(problem: Problem) -> Array:
-    """float64 [N], whole numbers: the largest rank load cannot be smaller; worked out once and kept."""
+    """Lower bound of the largest rank load of every row, float64 [N], whole numbers; cached on the problem."""
     return frozen_array(_load_bound(problem, _homes(problem)), np.float64, "load_bound_N")
 
 
@@ -34,7 +34,7 @@ def settled_load_bound(problem: Problem, reached_N: Array) -> Array:
 
 @once
 def row_bound(problem: Problem) -> Array:
-    """float64 [N]: no placement has a smaller objective; worked out once and kept."""
+    """Lower bound of the objective of every row, float64 [N]; cached on the problem."""
     if problem.cost.objective == "balance":
         return load_bound(problem)
     rates, times = bound_rates(problem)

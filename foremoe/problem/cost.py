@@ -70,7 +70,7 @@ class Cost(ArrayValue):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostModel:
-    """What to minimise, and how much of the window hides copies.
+    """The objective, and how much of the window can overlap with copies.
 
     Attributes:
         objective: ``"time"``: seconds of the row; ``"balance"``: the largest rank load only.

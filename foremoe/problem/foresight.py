@@ -18,7 +18,7 @@ PAST = 8
 
 @dataclass(frozen=True, slots=True)
 class Noisy:
-    """Exact loads blurred: every expert's load times exp(drift * normal), rescaled to the row's total.
+    """Exact loads with noise: each expert's load times exp(drift * normal), rescaled to the row's total.
 
     Attributes:
         drift: Standard deviation of the log factor, from 0 to 100.
@@ -41,7 +41,7 @@ class Noisy:
 
 @dataclass(frozen=True, slots=True)
 class Rerouted:
-    """Routing of which a share differs, as rollout's does where training routes by itself (``stage(..., replay=False)``).
+    """Routing in which a share of the choices differs, as when training routes by itself (``stage(..., replay=False)``).
 
     Levels plan for it, source by source. What they planned is then served as a runtime serves it: each source sends a slot at
     most its planned pairs, the rest goes home. Other kinds of foresight split quotas on the real load instead.

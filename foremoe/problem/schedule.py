@@ -23,8 +23,8 @@ _MAX_CHUNKS = int(np.iinfo(np.int16).max)
 class Phase(enum.IntEnum):
     """What a use of a layer's weights is for.
 
-    The re-forward of a single layer (activation recomputation) belongs to its BACKWARD: weights stay from one to the other. Of a
-    block of several layers, all are re-forwarded before the first of them runs backward; these uses are REFORWARD.
+    Activation recomputation of a single layer belongs to its BACKWARD: weights stay from one to the other. Of a
+    block of several layers, all are recomputed before the first of them runs backward; these uses are REFORWARD.
     """
 
     FORWARD = 0
@@ -52,9 +52,9 @@ class Schedule(ArrayValue):
         chunk_X: int32, which of `num_chunks` contiguous ranges of the plan's layers the pass covers (interleaved pipelines have
             several model chunks on a rank).
         num_chunks: Number of layer ranges.
-        reforward: Backward passes run the forward again first.
+        reforward: Whether backward recomputes the forward first.
         chunk_L: int32, ascending, the chunk of every layer, where chunks differ in their number of MoE layers. Default: equal.
-        block_L: int32, ascending, with `reforward`: layers of the same number are re-forwarded together. Default: each alone.
+        block_L: int32, ascending, with `reforward`: layers of the same number are recomputed together. Default: each alone.
 
     Law: every (micro-step, chunk) has exactly one FORWARD, at most one BACKWARD, and the BACKWARD comes later.
     """
@@ -140,7 +140,7 @@ class Schedule(ArrayValue):
         """All uses of the plan's `num_layers` layers in order; backward passes run their layers in reverse.
 
         Raises:
-            InputError: As for `chunks`, or a block of re-forward spans several chunks.
+            InputError: As for `chunks`, or a recomputed block spans several chunks.
         """
         chunk_L = self.chunks(num_layers)
         block_L = np.arange(num_layers) if self.block_L is None else self.block_L

@@ -137,7 +137,7 @@ class RoutingTrace(ArrayValue):
         Args:
             num_experts: Needed where neither the file nor `model` states it; the largest id plus one would be a guess.
             model: The model that was recorded: a `Model`, or a name.
-            weights: False skips the router weights, the larger part of most files.
+            weights: Whether to read the router weights, the larger part of most files.
             max_bytes: What compressed arrays may become in memory; None: 64 MiB, or 16 times the file if that is more.
 
         Raises:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class ExpertMath(Protocol):
-    """What an expert computes: one MLP, forward and backward by hand.
+    """What an expert computes: one MLP, with a hand-written backward.
 
     Weights and gradients come as tensors of the shapes in `shapes`, in that order. Neither may be kept: after a call their memory
     may hold another expert.

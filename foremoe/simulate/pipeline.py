@@ -53,7 +53,7 @@ def simulate_pipeline(
     ranks: Sequence[PipelineRank], *, prefetch: int = 2, known: str = "rollout", plan_s: float = 0.0, share_links: bool = True,
     outside_s_MG: Array | None = None, low_precision: float = 1.0, full_stores: bool = False,
 ) -> list[Simulation]:  # fmt: skip
-    """The timelines of all pipeline ranks, of one length: that of the slowest with its waits.
+    """Simulates the timelines of all pipeline ranks; all have the length of the slowest.
 
     A pass waits for the same micro-step's pass on the pipeline rank (chunk) before it, in backward after it, and for its
     activations, one message from the late EP rank. Links of pipeline ranks are their own.

@@ -12,7 +12,7 @@ from foremoe.base.errors import InputError
 
 
 def low_precision_speeds(load_NG: Array, speedup: float) -> Array:
-    """Speed of every rank's expert GEMMs where overloaded ranks compute in lower precision; it **changes numerics**.
+    """Returns each rank's GEMM speed if overloaded ranks compute in lower precision; this **changes numerics**.
 
     ReaLB (arXiv 2604.19503) does so in inference. Here a rank whose load is above its row's mean computes all its pairs of this
     row `speedup` times as fast, forward and backward; others compute as ever. Time per pair and slot besides GEMMs stays, and so
@@ -34,7 +34,7 @@ def low_precision_speeds(load_NG: Array, speedup: float) -> Array:
 
 
 def round_seconds(jobs: int, outside_s: float, plan_s: float, stage_s: float) -> float:
-    """Seconds in which every one of `jobs` equal jobs makes one step, where they take turns on the same GPUs.
+    """Returns the seconds in which each of `jobs` equal jobs makes one step if they take turns on the same GPUs.
 
     RollMux (arXiv 2512.11306) interleaves phases of several jobs. A job's step is `outside_s` on the GPUs of rollout, then
     `plan_s` on its CPUs, then `stage_s` on the GPUs of training; either set of GPUs serves one job at a time, in turn. A round
@@ -44,7 +44,7 @@ def round_seconds(jobs: int, outside_s: float, plan_s: float, stage_s: float) ->
 
 
 def multiplexed(row: Mapping[str, Any], jobs: int, outside_s: float) -> dict[str, float]:
-    """What taking turns gives `jobs` jobs of one kind, and what planning and filling host stores cost then.
+    """Returns what `jobs` equal jobs gain by taking turns, and the cost of planning and of filling host stores.
 
     Alone, both are exposed between rollout and stage. In turns, planning hides while a job waits for GPUs, but filling keeps
     GPUs of training from all other jobs: where these are the busier ones, a round pays for every job's. Left out: loading the

@@ -65,7 +65,7 @@ class RowSolver(RankSolver):
         Options: Type of the options; None for `node_only` and the solver's fields. Built-in solvers name a type of their own:
             machine code on disk is found again only by types that can be imported.
         rows: Driver ``(low, high, load_NE, node_G, num_base, options, expert_NGS, quota_NGS)`` that runs rows [low, high); None
-            for one that is made from `edit`. Built-in solvers name a compiled one: only that is found in numba's disk cache.
+            for one that is made from `edit`. Built-in solvers give a compiled one, which numba can cache on disk.
     """
 
     compiled: ClassVar[bool] = True

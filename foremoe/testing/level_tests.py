@@ -30,7 +30,7 @@ class SplitSolverTests:
 
     Attributes:
         solver: The instance under test.
-        optimal: It promises the smallest possible largest rank load for the given replicas.
+        optimal: Whether the solver promises the smallest maximum rank load for the given replicas.
     """
 
     solver: ClassVar[SplitSolver]
@@ -173,7 +173,7 @@ class PackSolverTests:
 
     Attributes:
         solver: The instance under test.
-        few_micro_steps: It promises never to need more micro-steps than `AsGiven`.
+        few_micro_steps: Whether the solver never needs more micro-steps than `AsGiven`.
     """
 
     solver: ClassVar[PackSolver]

@@ -49,7 +49,7 @@ def random_sources(problem: Problem, rng: np.random.Generator) -> Array:
 
 
 def plan_of(problem: Problem, placement: Placement) -> Plan:
-    """The plan that a valid placement makes, unchanged by any solver."""
+    """Makes a plan from a valid placement, without a solver."""
     return Planner(rank=(), guard=False).plan(problem, placement, num_threads=1)[0]
 
 

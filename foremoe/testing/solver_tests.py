@@ -38,7 +38,7 @@ CLOSE = 1.0 + 1e-9  # costs are sums of floats
 
 
 class SolverTests:
-    """Laws of `RankSolver`: valid, pure, deterministic, at ease with odd loads, honest about bounds.
+    """Laws of `RankSolver`: results are valid and deterministic, inputs unchanged, odd loads accepted, bounds correct.
 
     Attributes:
         solver: The instance under test.

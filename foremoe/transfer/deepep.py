@@ -20,7 +20,7 @@ from foremoe.transfer.residency import Residency, SlotContents, residency
 
 
 class StackedBuffers(Buffers, Protocol):
-    """Buffers whose experts lie one behind the other, in the order of their slots; all tensors are contiguous.
+    """Buffers that hold experts contiguously, in the order of their slots.
 
     Attributes:
         slots: Weights of all buffers, [num_buffers, ...], in DeepEP's memory.

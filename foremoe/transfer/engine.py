@@ -33,8 +33,8 @@ class Engine:
 
     Uses are asked for in the order of the plan's schedule: ``prepare(m, l, phase)``, exchange, ``weights(m, l, phase)``, compute,
     in backward ``gradients(m, l)``, ``release(m, l, phase)``, exchange, and ``launch()``, which lets copies land in buffers that
-    this use has read. With re-forward of single layers, weights of the backward use are asked for before it and released after
-    backward; in blocks of several layers, the re-forward is a use of its own.
+    this use has read. With recomputation of single layers, weights of the backward use are requested before it and released after
+    backward; in blocks of several layers, the recomputation is a use of its own.
 
     Args:
         buffers: The model's experts and the slots on this rank.
@@ -76,7 +76,7 @@ class Engine:
 
         Args:
             plan: One that keeps homes, the same on all ranks. Rank 0 checks it for all unless it is `Plan.checked`.
-            same_weights: No home weight was written since the last plan began, on any rank. Host stores then stay valid;
+            same_weights: Whether no rank has written a home weight since the last plan began. Host stores then stay valid;
                 otherwise they are filled again.
 
         Raises:
@@ -195,7 +195,7 @@ class Engine:
         """Finishes the plan: all gradients are home, nothing is in flight; collective.
 
         Args:
-            partial: The stage stops early, after the same use on all ranks.
+            partial: Whether the stage stops early, after the same use on all ranks.
 
         Raises:
             InputError: Uses are left and `partial` is not set.

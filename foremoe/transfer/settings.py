@@ -29,7 +29,7 @@ class EngineSettings:
         return_bytes: Bytes of arriving replica gradients that a rank stages at once; a single gradient may be larger. Fewer mean
             less memory and more waiting in backward.
         timeout_s: Seconds to wait for a copy. Messages between ranks have the group's own limit, which should be longer.
-        debug: Compares replicas with their homes and fills released buffers and gradients with NaN; slow.
+        debug: Whether to compare replicas with their homes and fill released buffers and gradients with NaN; slow.
 
     Raises:
         InputError: A value does not fit.

@@ -135,7 +135,7 @@ class Timeline:
     def to_trace(self, begin_s: float = 0.0) -> TraceEvents:
         """A trace for Perfetto: one group for this rank, tracks for each backend's copies, and one for stalls.
 
-        Add the events of several ranks to one trace, or load it beside a profiler's.
+        Add the events of several ranks to one trace, or load it next to a profiler's.
 
         Args:
             begin_s: When the stage began on the clock of the other trace, in seconds.

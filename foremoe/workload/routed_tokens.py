@@ -16,7 +16,7 @@ from foremoe.workload.workload import Workload
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RoutedTokens(ArrayValue):
-    """Tokens of one EP group: what counts by source rank cannot say is which pairs are of one token.
+    """Tokens of one EP group with their experts, which counts by source rank do not tell.
 
     Attributes:
         topk_TLK: integers, logical experts of each token.

@@ -121,7 +121,7 @@ class Workload(ArrayValue):
         """A workload of counts that were made elsewhere: the primary way in.
 
         Args:
-            load_MLGE: Whole numbers >= 0, source rank major.
+            load_MLGE: Pairs by micro-step, layer, source rank and expert; whole numbers, not negative.
             tokens_MG: Tokens per source rank. With them the counts must balance: per micro-step and layer, pairs =
                 num_topk * (tokens - unknown). None: the fewest tokens that can hold the counts, ceil(pairs / num_topk) of
                 the layer with most pairs; nothing is checked then, so counts with dropped pairs pass.

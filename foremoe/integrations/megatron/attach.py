@@ -46,7 +46,7 @@ from foremoe.workload.workload import STAGES
 
 
 def attach(model_chunks: Any, settings: AttachSettings | None = None, **options: Any) -> Attached:
-    """Puts physical slots around every ``MoELayer`` of a built Megatron-Core model::
+    """Adds physical slots to every ``MoELayer`` of a built Megatron-Core model::
 
         moe = foremoe.integrations.megatron.attach(model_chunks, redundant=1)
         with moe.stage(work, "update"):
@@ -79,7 +79,7 @@ def attach_as(model_chunks: Any, settings: Callable[[], AttachSettings], write: 
 
 
 class Attached:
-    """Slots around the MoE layers of one rank's model chunks; made by `attach`.
+    """The slots of the MoE layers in one rank's model chunks; made by `attach`.
 
     Attributes:
         settings: What `attach` was given.
@@ -205,7 +205,7 @@ class Attached:
             stage: "update", or "recompute" (forward only).
             home_LE: Where experts compute in this stage (`homes`); default: where Megatron has them. An update needs
                 ``overlap_grad_reduce=False``: gradients must be back before they are reduced.
-            replay: Routers do as `work` says. False: by themselves, `work` is a hint, and the report has the skew as served.
+            replay: Whether routers follow `work`. If False, `work` is a hint, and the report has the skew as served.
 
         Raises:
             InputError: On all ranks of the job: work that does not fit, or, as the stage ends, routers that did not do as it

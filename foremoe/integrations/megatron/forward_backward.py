@@ -45,7 +45,7 @@ def forward_backward(
             rank's own tokens, one integer array [T, L, K] per micro-batch; or None, on all ranks alike, for a call that runs
             without a plan. If it reads an iterator, it puts another in its place.
         function: What to run; default: what Megatron's ``get_forward_backward_func()`` gives at the time of the call.
-        replay: False: routers route by themselves, and the routing is a hint.
+        replay: Whether routers follow the routing. If False, it is a hint.
     """
 
     def run(**call: Any) -> Any:

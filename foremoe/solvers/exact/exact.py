@@ -29,7 +29,7 @@ _CLOSED = 1e-6
 
 @dataclass(frozen=True)
 class Exact(RankSolver):
-    """The optimum of every row under the problem's objective, with a proof, or the best found within a node limit.
+    """Finds the proven optimum of every row under the problem's objective, or the best within a node limit.
 
     An oracle for tests and ablations and a usable solver for small groups: under balance, 16 experts on 4 ranks take about
     20 ms a row and 32 on 8 under a second; under time, 32 experts on 4 ranks take 0.1 to 1 s with one redundant slot and a few

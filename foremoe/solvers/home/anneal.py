@@ -26,7 +26,7 @@ _FEWER, _COLDER = 4, 10.0
 
 @dataclass(frozen=True)
 class Anneal(HomeSolver):
-    """Per layer, swaps two experts of different nodes, one swap after the other, by simulated annealing from the present homes.
+    """Swaps experts of different nodes in each layer by simulated annealing, starting from the present homes.
 
     Replicas inside a node even out its ranks, but only replicas between nodes even out the nodes: so homes have to lower the
     largest node load (per rank of that node), summed over the step's micro-steps; the largest rank load where no rank has a

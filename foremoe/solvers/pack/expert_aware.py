@@ -19,7 +19,7 @@ from foremoe.workload.packing import AsGiven, sample_groups
 
 @dataclass(frozen=True, slots=True)
 class ExpertAware(PackSolver):
-    """Packs for the predicted time of the stage, by annealed moves and swaps of sequences between micro-steps and ranks.
+    """Packs for the shortest predicted stage, with annealed moves and swaps of sequences between micro-steps and ranks.
 
     The objective is the cost model's: per micro-step the attention of the slowest rank, per row the load of the busiest rank, and
     the pairs that leave their rank or node, which fall when a sequence starts where its experts live. With replicas to come,
@@ -39,7 +39,7 @@ class ExpertAware(PackSolver):
         rounds: times that replicas are foreseen; `sweeps` are divided among the rounds.
         cluster: a preset of `Cluster`: what attention, expert compute and links cost.
         ranks_per_node: None: the preset's own.
-        locality: price the pairs that leave their rank and node; False leaves them out, as packers do that see loads only.
+        locality: Whether to price the pairs that leave their rank and node; packers that see loads only do not.
         sweeps: proposed changes per sequence.
         temperature: at the start, as a part of the mean cost of one sequence; it falls geometrically to a hundredth.
     """

@@ -71,7 +71,7 @@ def echo_rows(low, high, load_NE, node_G, num_base, options, expert_NGS, quota_N
 
 @dataclass(frozen=True)
 class Echo(RowSolver):
-    """What the hottest experts of a rank have above the mean goes to ranks with room, the largest excess first.
+    """Moves what the hottest experts of a rank have above the mean to ranks with room, the largest excess first.
 
     After ECHO, elastic cloning for hot experts (Megatron-Core MoE report, arXiv 2603.07685, section 4.3), as described: excess
     per expert, room per rank, and bin packing into R slots per rank. The published code has several packings, one of which

@@ -71,7 +71,7 @@ def feplb_rows(low, high, load_NE, node_G, num_base, options, expert_NGS, quota_
 
 @dataclass(frozen=True)
 class Feplb(RowSolver):
-    """Whole experts move inside the node: the busiest rank of a node gives the idlest one the expert that levels the two best.
+    """Moves whole experts inside a node: the busiest rank gives the idlest one the expert that balances the two best.
 
     After FEPLB (arXiv 2604.19654) as described: `dyn` experts of a rank are dynamic, here those in its first base slots; the
     others stay and compute meanwhile. A moved expert takes all of its load along, and copy engines carry weights and tokens

@@ -73,7 +73,7 @@ def least_loaded_rows(low, high, load_NE, node_G, num_base, options, expert_NGS,
 
 @dataclass(frozen=True)
 class LeastLoaded(RowSolver):
-    """Experts by falling load: a home keeps what fits under alpha times the mean, the rest spills to the least loaded ranks.
+    """Keeps what fits under alpha times the mean at home and spills the rest to the least loaded ranks.
 
     LLEP (Salesforce, arXiv 2601.17111; its planner is published as code, and these are its defaults), bounded by R slots per
     rank: a spill goes in chunks to the least loaded rank with a free slot, each as far as that rank's capacity allows. A chunk

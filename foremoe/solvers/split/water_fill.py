@@ -12,7 +12,7 @@ from foremoe.solvers.split.kernels import split_all, water_fill_rows
 
 @dataclass(frozen=True)
 class WaterFill(SplitSolver):
-    """From the even split, expert by expert, pours its load anew so that it levels the ranks that hold it.
+    """Starts from the even split and redistributes each expert's load to balance the ranks that hold it.
 
     Each pour lowers the sum of squared rank loads, so many rounds come close to the best split; few are a cheap
     approximation of it. It also levels ranks below the maximum, which `ExactSplit` leaves as they are.
