@@ -47,7 +47,7 @@ class Point:
     backend: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """What is not at its default, as plain values."""
+        """Returns what is not at its default, as plain values."""
         fields = ((f.name, getattr(self, f.name), f.default) for f in dataclasses.fields(self))
         return {name: value for name, value, default in fields if value != default}
 

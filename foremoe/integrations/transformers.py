@@ -88,7 +88,7 @@ class Recording:
         self._given: tuple[Any, Any, int, int] = (None, None, 0, 0)
 
     def trace(self, lengths: Sequence[int] | None = None) -> RoutingTrace:
-        """The sequences of all batches, in order.
+        """Returns the sequences of all batches, in order.
 
         Args:
             lengths: Tokens of each sequence; None: those that the model has read. One more than that is a token without routing.

@@ -68,7 +68,7 @@ class Rerouted:
         whole(self.seed, "seed of Rerouted", 0)
 
     def counts(self, load_MLGE: Array, num_topk: int) -> Array:
-        """int32 [M, L, G, E]: the counts of such routing, where only counts are known; every source keeps its pairs."""
+        """Draws such routing where only counts are known, int32 [M, L, G, E]; every source keeps its pairs."""
         out_MLGE = load_MLGE.astype(np.int64)
         for m, load_LGE in enumerate(out_MLGE):
             rng = np.random.default_rng([self.seed, m])
@@ -90,7 +90,7 @@ class Rerouted:
         return out_MLGE.astype(np.int32)
 
     def choices(self, topk_TLK: Array) -> Array:
-        """Such routing of tokens: the experts of each token, [T, L, K] as given; distinct if they were, -1 stays."""
+        """Draws such routing of tokens, [T, L, K]; experts stay distinct if they were, and -1 stays."""
         out_TLK = topk_TLK.copy()
         for layer in range(topk_TLK.shape[1]):
             rng = np.random.default_rng([self.seed, layer])

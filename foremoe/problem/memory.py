@@ -78,13 +78,13 @@ class Fit(NamedTuple):
 
     @classmethod
     def worst(cls, fits: Sequence["Fit"]) -> Self:
-        """The verdict on several groups or pipeline ranks together."""
+        """Combines the verdicts of several groups or pipeline ranks."""
         again = [fit.reforward_bytes for fit in fits if fit.reforward_bytes is not None]
         memory_bytes = min(fit.memory_bytes for fit in fits)
         return cls(max(fit.peak_bytes for fit in fits), max(again) if again else None, memory_bytes)
 
     def text(self) -> str:
-        """One line, such as ``does not fit: 179 of 80 GB; with activation recomputation 23 GB``."""
+        """Returns one line, such as ``does not fit: 179 of 80 GB; with activation recomputation 23 GB``."""
         peak, memory = gigabytes(self.peak_bytes), gigabytes(self.memory_bytes)
         if peak == memory and not self.fits:  # as whole numbers
             peak = f"{self.peak_bytes / 1e9:.2f}"

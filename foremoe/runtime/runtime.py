@@ -127,7 +127,7 @@ class Runtime:
         self._start(HomeStage(self.bank))
 
     def moe(self, layer: int, x_TH: torch.Tensor, topk_TK: torch.Tensor, weight_TK: torch.Tensor) -> torch.Tensor:
-        """The experts of a layer: ``y[t] = sum over k of weight[t, k] * expert topk[t, k] (x[t])``; collective, also backward.
+        """Runs a layer's experts: ``y[t] = sum over k of weight[t, k] * expert topk[t, k] (x[t])``; collective, also backward.
 
         Args:
             layer: Index into the bank's layers.

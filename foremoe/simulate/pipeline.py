@@ -26,7 +26,7 @@ class PipelineRank(NamedTuple):
 
 
 def pipeline_problems(problem: Problem, pp: int, vpp: int = 1) -> list[Problem]:
-    """The problem of every pipeline rank: contiguous layers (with `vpp` chunks per rank, dealt in turn), 1F1B or interleaved.
+    """Splits a problem over pipeline ranks: contiguous layers (`vpp` chunks per rank, dealt in turn), 1F1B or interleaved.
 
     Raises:
         InputError: More chunks than layers, or micro-steps that an interleaved schedule is not defined for.

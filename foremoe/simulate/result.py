@@ -45,7 +45,7 @@ class Parts:
         return sum(getattr(self, name) for name in PARTS)
 
     def to_dict(self) -> dict[str, float]:
-        """Part name to seconds."""
+        """Returns the seconds by name of the part."""
         return dataclasses.asdict(self)
 
 

@@ -62,7 +62,7 @@ def simulate(
 
 
 def force_balanced(problem: Problem, *, outside_s_MG: Array | None = None) -> Simulation:
-    """The stage with the same tokens and even routing, experts at home: what perfect balance alone would give.
+    """Simulates the stage with the same tokens and even routing, experts at home: what perfect balance alone would give.
 
     Example:
         >>> from foremoe.simulate import force_balanced, simulate
@@ -143,7 +143,7 @@ class StageRun:
         return float(state.clock[kernel.NOW])
 
     def settled_s(self) -> float:
-        """When the passes so far are over and their gradients home."""
+        """Returns when the passes so far are over and their gradients home."""
         return max(float(self._state.clock[kernel.NOW]), float(self._return_seconds()[1].max(initial=0.0)))
 
     def finish(self, end_s: float = 0.0) -> Simulation:

@@ -184,7 +184,7 @@ class Judge:
 
     @classmethod
     def of(cls, problem: Problem, trainer: Trainer | None = None) -> "Judge":
-        """The judge of a problem with counts by source rank."""
+        """Makes the judge of a problem with counts by source rank."""
         trainer = trainer or Trainer()
         fixed_s, head_s_MG = _fixed(problem, trainer), head_seconds(problem)
         static = simulate(problem, Planner(rank=()).plan(problem)[0], outside_s_MG=head_s_MG)

@@ -104,7 +104,7 @@ class RowSolver(RankSolver):
         return self.run(problem, problem.replicas == "node", problem.load_NE, start)
 
     def run(self, problem: Problem, node_only: bool, load_NE: Array, start: Placement) -> Placement:
-        """`solve` for any rows: loads and the placements that they start from."""
+        """Runs `edit` on any rows: loads and the placements that they start from."""
         options, driver = self.options(node_only, problem), self.rows or _driver(type(self))
         node_G, num_base = problem.cluster.node_of_rank_G, problem.B
 

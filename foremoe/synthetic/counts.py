@@ -82,7 +82,7 @@ class Regime:
 
     @classmethod
     def preset(cls, name: str) -> Regime:
-        """One of the named regimes; case does not matter."""
+        """Returns a named regime; case does not matter."""
         regime = REGIMES.get(name.strip().lower()) if isinstance(name, str) else None
         if regime is None:
             raise InputError(f"there is no regime {name!r}; choose one of {', '.join(REGIMES)}, or pass a Regime.")

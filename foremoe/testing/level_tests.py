@@ -37,7 +37,7 @@ class SplitSolverTests:
     optimal: ClassVar[bool] = False
 
     def split(self, problem: Problem, expert_NGS: Array) -> Array:
-        """The solver's quotas, after checking them."""
+        """Returns the solver's quotas, after checking them."""
         before = expert_NGS.tobytes()
         quota_NGS = self.solver.solve(problem, expert_NGS)
         assert expert_NGS.tobytes() == before, f"{self.solver!r} wrote to expert_NGS."

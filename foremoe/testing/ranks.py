@@ -216,7 +216,7 @@ _shared: RankPool | None = None
 
 
 def get_pool(num_ranks: int) -> RankPool:
-    """The pool that all tests of this process share, with at least `num_ranks` ranks; a new one if a call ended it."""
+    """Returns the pool that all tests of this process share, with at least `num_ranks` ranks; a new one if a call ended it."""
     global _shared
     if _shared is not None and (_shared.unusable or _shared.num_ranks < num_ranks):
         _shared.close()

@@ -37,7 +37,7 @@ class ReferenceResult:
     weight_grad_LE: Array
 
     def difference(self, other: ReferenceResult) -> float:
-        """Largest difference of any number; infinity where one of the two is NaN."""
+        """Returns the largest difference of any number; infinity where one of the two is NaN."""
         names = ("output_ZH", "input_grad_ZH", "weight_grad_LE")
         worst = [float(np.abs(getattr(self, name) - getattr(other, name)).max(initial=0.0)) for name in names]
         return float("inf") if np.isnan(worst).any() else max(worst)

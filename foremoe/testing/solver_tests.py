@@ -61,7 +61,7 @@ class SolverTests:
         return problems(**{**usual, **self.limits, **options})
 
     def solve(self, problem: Problem, start: Placement | None = None) -> Placement:
-        """The solver's placement of `problem`, with quotas, after checking that it is valid."""
+        """Returns the solver's placement of `problem`, with quotas, after checking that it is valid."""
         note(describe(problem))
         placement = self.solver.solve(problem, problem.static() if start is None else start)
         placement = with_quotas(problem, placement, self.solver.keeps_homes)

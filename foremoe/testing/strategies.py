@@ -74,7 +74,7 @@ def clusters(draw: st.DrawFn, *, min_ranks: int = 1, max_ranks: int = 6, symmetr
 def schedules(
     draw: st.DrawFn, num_micro_steps: int, *, num_layers: int = 1, stage: str | None = None, uneven: bool = False
 ) -> Schedule:
-    """Every kind of schedule for these numbers of micro-steps and layers.
+    """Draws every kind of schedule for these numbers of micro-steps and layers.
 
     Args:
         stage: ``"recompute"`` or ``"update"``; default: either.
@@ -162,7 +162,7 @@ def problems(
 
 
 def placements(problem: Problem) -> st.SearchStrategy[Placement]:
-    """Random valid placements of `problem`, from static to every redundant slot filled."""
+    """Draws valid placements of `problem`, from static to every redundant slot filled."""
     return st.builds(
         functools.partial(random_placement, problem), st.builds(np.random.default_rng, st.integers(0, 2**32 - 1)),
         density=st.sampled_from([1.0, 0.6, 0.2, 0.0]), evenness=st.sampled_from([0.1, 1.0, 50.0]),
@@ -170,7 +170,7 @@ def placements(problem: Problem) -> st.SearchStrategy[Placement]:
 
 
 def plans(problem: Problem) -> st.SearchStrategy[Plan]:
-    """Valid plans of `problem`: random placements."""
+    """Draws valid plans of `problem` with random placements."""
     return placements(problem).map(functools.partial(plan_of, problem))
 
 

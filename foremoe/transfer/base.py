@@ -26,16 +26,16 @@ class Buffers(Protocol):
     num_buffers: int
 
     def home(self, layer: int, expert: int) -> Tensors:
-        """The weights of an expert whose home is this rank."""
+        """Returns the weights of an expert whose home is this rank."""
 
     def slot(self, buffer: int) -> Tensors:
-        """The weights that a buffer holds."""
+        """Returns the weights in a buffer."""
 
     def main_grad(self, layer: int, expert: int) -> Tensors:
-        """Where gradients of an expert whose home is this rank are summed: float32, float64 for float64 weights, or bfloat16."""
+        """Returns the main gradients of an expert whose home is this rank: float32, float64 for float64 weights, or bfloat16."""
 
     def slot_grad(self, buffer: int) -> Tensors:
-        """The gradient of the replica in a buffer, in the dtype of `main_grad`; float32 where that is bfloat16."""
+        """Returns the gradient of the replica in a buffer, in the dtype of `main_grad`; float32 if that is bfloat16."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

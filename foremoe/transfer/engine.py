@@ -112,7 +112,7 @@ class Engine:
         self.launch()
 
     def prepare(self, micro_step: int, layer: int, phase: int) -> bool:
-        """What `weights` does on the host, so that a GPU may exchange tokens before its stream waits for copies.
+        """Does the host's part of `weights`, so that a GPU can exchange tokens before its stream waits for copies.
 
         Returns:
             False if a replica cannot be had here (in forward): the row must run at home placement on all ranks.
@@ -136,7 +136,7 @@ class Engine:
         return self._open.complete
 
     def weights(self, micro_step: int, layer: int, phase: int) -> Residency:
-        """What this rank's slots hold for a use, once it is there; the same again until it is released.
+        """Returns what this rank's slots hold for a use, once it has arrived; the same until the use is released.
 
         On a GPU the current stream waits for it, so call it where the experts' products are about to be queued. In backward the
         gradients of replicas are zero then. Raises what `prepare` raises, which it calls if nobody has.
@@ -149,14 +149,14 @@ class Engine:
         return self._open
 
     def fall_back(self, micro_step: int, layer: int) -> None:
-        """All ranks agreed that this row runs at home placement, in forward and in backward."""
+        """Runs this row at home, in forward and backward; all ranks must have agreed on it."""
         plan, _ = self._turn(micro_step, layer, Phase.FORWARD)
         self._fell_back[micro_step, layer] = None
         self._in_flight.discard((micro_step, layer))
         self._open = self._resident(plan, micro_step, layer, Phase.FORWARD)
 
     def gradients(self, micro_step: int, layer: int) -> None:
-        """Backward of the row's experts is done here: `launch` sends replica gradients home and takes in those of others."""
+        """Marks backward of the row's experts as done here; `launch` then sends replica gradients home and receives others'."""
         _, position = self._turn(micro_step, layer, Phase.BACKWARD)
         if self._open is None or self._returned:
             raise InputError(f"gradients of micro-step {micro_step}, layer {layer} come once, between weights and release.")
@@ -172,7 +172,7 @@ class Engine:
             self._departures.settle(layer)
 
     def release(self, micro_step: int, layer: int, phase: int) -> None:
-        """The use is over on this rank: its buffers are free, and `launch` may fill them again."""
+        """Ends the use on this rank: its buffers are free, and `launch` may fill them again."""
         _, position = self._turn(micro_step, layer, phase)
         if self._open is None:
             raise InputError(f"{use_text(micro_step, layer, phase)} is released before its weights were asked for.")

@@ -70,7 +70,7 @@ class EngineSettings:
         return dataclasses.replace(given, **table) if isinstance(given, cls) else cls(**table)
 
     def agreed(self) -> dict[str, str]:
-        """Text, by name, of all settings that the ranks of a group must have alike."""
+        """Returns the text of all settings that must be the same on all ranks of a group, by name."""
         names = [field.name for field in dataclasses.fields(self) if field.name not in self.ranks_own]
         found = {key: text for name in names for key, text in texts(name, getattr(self, name)).items()}
         if self.backends is not None:  # a name stands for an instance of its class

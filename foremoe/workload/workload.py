@@ -118,7 +118,7 @@ class Workload(ArrayValue):
         attention_MG: npt.ArrayLike | None = None, unknown_ML: npt.ArrayLike | None = None, stage: str = "update",
         model: str | None = None, moe_layer_L: npt.ArrayLike | None = None, trace_id: str = "",
     ) -> Self:  # fmt: skip
-        """A workload of counts that were made elsewhere: the primary way in.
+        """Makes a workload from counts that were made elsewhere.
 
         Args:
             load_MLGE: Pairs by micro-step, layer, source rank and expert; whole numbers, not negative.
@@ -236,7 +236,7 @@ class Workload(ArrayValue):
         return replace(self, dealt=dealt, **cut)
 
     def layers(self, indices: Sequence[int]) -> Self:
-        """Some layers (positions from 0, not the model's numbers) as a workload of its own: those of a pipeline rank, say.
+        """Returns some layers, such as those of a pipeline rank, as a workload; positions from 0, not the model's numbers.
 
         Raises:
             InputError: No index, one out of range, or one twice.

@@ -158,7 +158,7 @@ class Attached:
         return [place.number for place in self._places]
 
     def schedule_of(self, num_micro_steps: int, *, forward_only: bool = False) -> Any:
-        """The order of passes that a plan for this rank must have."""
+        """Returns the order of passes that a plan for this rank must have."""
         return schedule_of(self._config, self._places, num_micro_steps, forward_only=forward_only)
 
     def plan(
@@ -177,7 +177,7 @@ class Attached:
         return self.job.run(lambda: self._planning.plan(work, stage, home_LE, num_threads) if self._layers else None)
 
     def homes(self, *stages: tuple[Work, str], num_threads: int | None = None) -> Array:
-        """int32 [L, E]: where the planner's home level would have experts compute in a step; collective over the job.
+        """Plans where experts should compute in a step, int32 [L, E], with the planner's home level; collective over the job.
 
         Megatron's parameters stay where they are. A stage with other homes borrows: weights are exchanged as it begins, main
         gradients as it ends.

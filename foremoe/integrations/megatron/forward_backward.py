@@ -31,7 +31,7 @@ def forward_backward(
     *,
     replay: bool = True,
 ) -> Callable[..., Any]:
-    """Megatron's forward-backward function, with a plan for every call whose routing is known::
+    """Wraps Megatron's forward-backward function with a plan for every call whose routing is known::
 
         forward_backward_func = forward_backward(moe, routing_of)  # was: get_forward_backward_func()
         losses = forward_backward_func(forward_step_func=forward_step, data_iterator=batches, ..., forward_only=False)

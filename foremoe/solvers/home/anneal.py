@@ -103,7 +103,7 @@ class Anneal(HomeSolver):
         return home_LE
 
     def value(self, load_ME: Array, rank_E: Array, domain_G: Array) -> float:
-        """Sum over micro-steps of the largest domain load per rank, over the balanced sum: 1 is perfect; 0 without load.
+        """Returns the largest domain load per rank, summed over micro-steps, over the balanced sum; 1 is perfect, 0 is no load.
 
         `load_ME` are the pairs of one layer; a domain is a node, or a rank.
         """

@@ -83,7 +83,7 @@ class BestPack(PackSolver):
         return packings[int(np.argmin(self.seconds(trace, packings, num_ranks=num_ranks)))]
 
     def ways(self) -> tuple[PackSolver, ...]:
-        """The packers that are tried."""
+        """Returns the packers to try."""
         if self.packers:
             return self.packers
         alone = self._aware()
@@ -91,7 +91,7 @@ class BestPack(PackSolver):
         return (*aware, BalancedTokens(), AsGiven())
 
     def seconds(self, trace: RoutingTrace, packings: list[tuple[Array, Array]], *, num_ranks: int) -> list[float]:
-        """Predicted seconds, uncalibrated, of the planned stage under every packing ``(micro_step_Q, rank_Q)``."""
+        """Predicts the seconds, uncalibrated, of the planned stage under every packing ``(micro_step_Q, rank_Q)``."""
         if trace.num_experts % num_ranks:
             return [self._aware().objective(trace, *packing, num_ranks=num_ranks) for packing in packings]
         layer_J = np.unique(np.linspace(0, trace.L - 1, min(trace.L, self.layers)).round().astype(np.int64))

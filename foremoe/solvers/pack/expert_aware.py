@@ -110,7 +110,7 @@ class ExpertAware(PackSolver):
     def objective(
         self, trace: RoutingTrace, micro_step_Q: Array, rank_Q: Array, *, num_ranks: int, home_LE: Array | None = None
     ) -> float:
-        """What is minimised: predicted seconds of an update stage, uncalibrated; see the class.
+        """Returns the predicted seconds of an update stage, uncalibrated, which the packer minimises.
 
         With ``skew_weight=1, redundant=0`` they are those of `CostModel` without replicas, where every expert of the busiest rank
         has load.
