@@ -35,7 +35,7 @@ class RecordedCommand(HelpedCommand):
         return super().parse_args(ctx, args)
 
 
-_HELP = """Writes one self-contained HTML page of a plan; it opens from disk in any browser and asks nothing of any network.
+_HELP = """Writes one self-contained HTML page of a plan; it opens from disk in any browser and needs no network.
 
 Skew before and after, the chosen layer's loads and copies, a simulated timeline, links, memory, strategies, and what other
 numbers of redundant slots would give. Times are simulated.

@@ -70,7 +70,7 @@ Example:
 @gpus_option
 @option("--pp", type=COUNT, default=1, help="Pipeline ranks that the layers are split over.")
 @option("--vpp", type=COUNT, default=1, help="Chunks per pipeline rank (interleaved schedule).")
-@option("--prefetch", type=click.IntRange(0, 2**31 - 1), default=2, help="Uses of a layer that a copy may be ahead.")
+@option("--prefetch", type=click.IntRange(0, 2**31 - 1), default=2, help="How many layer uses ahead a copy may start.")
 @option(
     "--foresight", metavar="LIST", multiple=True,
     help="Instead of strategies, one planner (--planners NAME, or foremoe) under several kinds of knowledge: exact, previous"
