@@ -41,7 +41,8 @@ class Varied(NamedTuple):
 
 _HELP = """Leaves out one level of a planner at a time: pack, home, node, rank, split, order, path and the guard.
 
-It does so for every number of redundant slots, foresight, size of node and seed. Lines with the same plan are shown once. JSON and CSV have a row for each.
+It does so for every number of redundant slots, foresight, size of node and seed. Lines with the same plan are shown
+once; JSON and CSV have a row for each.
 
 \b
 Examples:

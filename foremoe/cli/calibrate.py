@@ -62,7 +62,9 @@ Examples:
 @option("--ffn", type=COUNT, help="Instead of --model: intermediate size of one expert.  [default: none]")
 @option("--experts", type=click.IntRange(1, MAX_EXPERTS), help="Instead of --model: experts per layer.  [default: none]")
 @option("--topk", type=click.IntRange(1, MAX_EXPERTS), help="Instead of --model: experts per token.  [default: none]")
-@option("--dtype", type=click.Choice(["bfloat16", "float32"]), help="Type of weights and tokens.  [default: the model's; bfloat16]")
+@option(
+    "--dtype", type=click.Choice(["bfloat16", "float32"]), help="Weights' and tokens' type.  [default: the model's; bfloat16]"
+)
 @option("--tokens", type=click.IntRange(8, 2**31 - 1), default=2048, help="Tokens per rank and micro-step.")
 @option("--sequence-length", type=COUNT, default=512, help="Tokens of a sequence, at most --tokens.")
 @option("--seconds", type=Seconds(), default=90.0, help="Approximate time to measure.")
