@@ -23,7 +23,7 @@ class SlotOption:
     Attributes:
         redundant: R.
         stage_s: Seconds of the whole simulated stage, estimated from the sample.
-        speedup: Of that stage, over the one without redundant slots.
+        speedup: Speed-up of that stage over the one without redundant slots.
         buffer_bytes: Buffers on every rank: weights and, in update, float32 gradients.
         fits: Whether the buffers fit into a rank's memory.
     """

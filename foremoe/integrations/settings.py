@@ -34,10 +34,10 @@ class AttachSettings(EngineSettings):
             are. Its dispatch is that of the model's dispatcher. Figures are uncalibrated unless the cluster says otherwise.
         group_timeout_s: Seconds that a rank waits for another one in messages and while groups are made; more than a checkpoint
             takes one rank.
-        spare: Tokens of a rank that may be unknown in a row which still goes by routes made ahead; each takes a place at every
-            expert. 0: rows with such tokens count.
-        route_bytes: Host memory that routes made ahead may take on a rank; rows beyond it count.
-        plan_limit_s: Planning that takes a rank longer is an error on all ranks; None: no limit.
+        spare: Unknown tokens that a rank may have in a row which uses routes made ahead; each takes a place at every expert.
+            With more, the row exchanges counts.
+        route_bytes: Host memory for routes made ahead on a rank; rows beyond it exchange counts.
+        plan_limit_s: Limit of a rank's planning time, above which all ranks fail; None: no limit.
     """
 
     redundant: int = 1

@@ -40,8 +40,8 @@ class Exact(RankSolver):
 
     ``stop_N`` is OPTIMAL where the bound meets the objective (to a relative 1e-6 under time), LIMIT where a limit came first,
     FELL_BACK where SCIP failed; ``bound_N`` is a proven lower bound in any case. A row is `start` itself unless it is better.
-    With a budget (`max_replicas`, `max_cross_node`) the search is for the optimum within it, and a row that is proven to be
-    that is DONE; ``bound_N`` and OPTIMAL still speak of all placements. Rows whose start exceeds the budget start at home.
+    With a budget (`max_replicas`, `max_cross_node`) the solver looks for the optimum within it, and a row with that proof is
+    DONE; ``bound_N`` and OPTIMAL still refer to all placements. Rows whose start exceeds the budget start at home.
 
     Attributes:
         node_limit: branch-and-bound nodes per row.

@@ -33,8 +33,8 @@ class Anneal(HomeSolver):
     redundant slot. A sum of squares smooths it. Then experts settle on the ranks of their node so that few replicas even these
     out.
 
-    Under ``"time"``, and where source ranks are known, homes also draw near to their tokens: to the seconds of the largest loads
-    are added those to dispatch every expert's pairs from where they come, and nothing is smoothed. Where replicas may go
+    Under ``"time"``, and where source ranks are known, homes also move closer to their tokens: the objective then adds the
+    seconds to dispatch every expert's pairs, and is not smoothed. Where replicas may go
     anywhere, level homes cost more than they save: experts are placed rank by rank, and the excess of the largest rank load
     counts `skew_weight` of its price. Nearness is worth most after `ExpertAware`, which gathers like sequences in a node.
 
