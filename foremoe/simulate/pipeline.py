@@ -60,7 +60,7 @@ def simulate_pipeline(
 
     Args:
         ranks: Pipeline ranks in order, with the schedules of `pipeline_problems`.
-        outside_s_MG: Of the last chunk. This and the other options are those of `simulate`.
+        outside_s_MG: Seconds outside the MoE layers in the last chunk. This and the other options are those of `simulate`.
 
     Raises:
         InputError: The schedules wait for each other.

@@ -114,8 +114,8 @@ def count_workload(
 ) -> tuple[Workload, ReadSummary]:  # fmt: skip
     """Counts what rollout engines return, one payload after the other, without building a trace.
 
-    Pairs are counted by token and layer: one whose experts are not all known is in no load but in `unknown_ML`, and an
-    expert listed twice is one pair. Where whole tokens are unknown and none lists an expert twice, the counts are those of
+    A (token, layer) with an unknown expert counts in `unknown_ML` and in no load; an expert listed twice is
+    one pair. Where whole tokens are unknown and none lists an expert twice, the counts are those of
     ``Workload.from_trace`` on the trace that `from_routed_experts` reads.
 
     Args:

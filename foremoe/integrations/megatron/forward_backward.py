@@ -41,7 +41,7 @@ def forward_backward(
 
     Args:
         moe: What `attach` returned, or a function that attaches to the call's `model` when it is first needed.
-        routing_of: Is given the arguments of a call by name. Returns what `Attached.plan` takes, most simply the experts of this
+        routing_of: Function of a call's arguments by name. Returns what `Attached.plan` takes, most simply the experts of this
             rank's own tokens, one integer array [T, L, K] per micro-batch; or None, on all ranks alike, for a call that runs
             without a plan. If it reads an iterator, it puts another in its place.
         function: What to run; default: what Megatron's ``get_forward_backward_func()`` gives at the time of the call.

@@ -38,7 +38,7 @@ class BestPack(PackSolver):
     4 * Q * min(L, layers) * E and 8 * M * min(L, layers) * G * E bytes, plus those of the packers that run side by side.
 
     Attributes:
-        packers: the ways; empty: `ExpertAware` for replicas to come and for none (with `redundant` 0 only the latter),
+        packers: Packers to try; default: `ExpertAware` with and without replicas (with `redundant` 0 only without),
             `BalancedTokens` and `AsGiven`. They run side by side on the planner's threads.
         redundant: slots per rank for replicas.
         home: the home level that will follow, None: homes stay.

@@ -22,10 +22,10 @@ class ExpertAware(PackSolver):
     """Packs for the shortest predicted stage, with annealed moves and swaps of sequences between micro-steps and ranks.
 
     The objective is the cost model's: per micro-step the attention of the slowest rank, per row the load of the busiest rank, and
-    the pairs that leave their rank or node, which fall when a sequence starts where its experts live. With replicas to come,
-    loads will be nearly even whatever the packing: of the excess of the busiest rank over the mean, `skew_weight` is still paid.
-    And replicas bring tokens nearer: of several nodes each is taken to serve its own experts and, one per redundant slot, those
-    that its sequences want most over the whole step. So sequences of like expert use gather in a node, and the home level can
+    the pairs that leave their rank or node, which fall when a sequence starts where its experts live. Replicas
+    make loads nearly even under any packing, so only `skew_weight` of the busiest rank's excess over the mean counts. They also
+    shorten the way of tokens: each of several nodes is assumed to serve its own experts and, one per redundant slot, those that
+    its sequences want most over the whole step. So sequences of like expert use gather in a node, and the home level can
     move experts to them. The search alternates: sequences for given replicas, then replicas for given sequences. It starts from
     `AsGiven` or `BalancedTokens`, whichever is better under the objective, and is never worse than either.
 

@@ -78,7 +78,7 @@ class Echo(RowSolver):
     weighs nodes; here an excess goes to the rank that it fills best, or in part to the one with the most room. The best split
     over the clones follows (`ExactSplit`'s kernel), where the published one keeps the packed amounts: that is stronger than
     published. Not imitated: kernels without host synchronisation. Where replicas must stay in their node, each node is balanced
-    by itself. Starts from the homes whatever the start placement holds, and is never worse than they are.
+    by itself. Starts from the homes and never returns a worse placement.
     """
 
     edit = staticmethod(echo_row)

@@ -79,8 +79,8 @@ class MoonEp(RowSolver):
     no slot stays at home. Balances inside a node, the NVLink domain, whatever `Problem.replicas` says; nodes are not leveled
     (the published one runs EP groups of a single domain). Receivers are filled one after the other, where the published order
     goes back and forth between those of one giver. Not imitated: kernels that write tokens to their slots without host
-    synchronisation, static shapes, and weights that multicast carries. Starts from the homes whatever the start placement
-    holds, and is never worse than they are.
+    synchronisation, static shapes, and weights that multicast carries. Starts from the homes
+    and never returns a worse placement.
     """
 
     edit = staticmethod(moon_ep_row)
