@@ -26,7 +26,7 @@ LEAST_USE = 0.02
 
 
 class Case(NamedTuple):
-    """A problem as somebody would pose it, and what lies around its stage."""
+    """A problem and the trainer around its stage."""
 
     problem: Problem
     trainer: Trainer
@@ -53,14 +53,14 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """What `advise` found.
+    """The result of `advise`.
 
     Attributes:
         speedup: The case as posed, planned, over experts at home without redundant slots.
         even_gain: What even routing would still add to the throughput.
         fits: Whether the case fits into a rank's memory.
         changes: Every change that was tried: those of slots first, then by gain.
-        slots: What `choose_slots` found.
+        slots: The result of `choose_slots`.
     """
 
     speedup: float
@@ -103,7 +103,7 @@ def advise(
     redealt: Mapping[str, Case] | None = None, num_threads: int | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> Advice:  # fmt: skip
-    """Tries changes of the case one at a time, each by a simulated sample of its stage planned by the default planner.
+    """Tries changes of the case one at a time. Each is planned by the default planner and simulated on a sample of its stage.
 
     Tried are: other numbers of redundant slots, homes of experts by `Anneal` and by `Lpt` with every move of weights and
     optimizer state charged once per stage, the other dispatch, activation recomputation on or off, and `redealt`.

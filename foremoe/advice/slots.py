@@ -23,9 +23,9 @@ class SlotOption:
     Attributes:
         redundant: R.
         stage_s: Seconds of the whole simulated stage, estimated from the sample.
-        speedup: Of that stage, over the one without redundant slots.
+        speedup: Speed-up of that stage over the one without redundant slots.
         buffer_bytes: Buffers on every rank: weights and, in update, float32 gradients.
-        fits: False where the buffers are what does not fit into a rank's memory.
+        fits: Whether the buffers fit into a rank's memory.
     """
 
     redundant: int
@@ -37,7 +37,7 @@ class SlotOption:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotChoice:
-    """What `choose_slots` found.
+    """The result of `choose_slots`.
 
     Attributes:
         problem: The problem with the chosen number of slots.
@@ -68,8 +68,8 @@ def choose_slots(
     """Chooses the number of redundant slots per rank: 0, 1, 2, 4 and on, as long as each slot shortens the stage by 1 %.
 
     Plans and simulates a sample of 6 micro-steps and 6 layers with every number, homes as they are. A larger number is taken
-    where it shortens the simulated stage by `LEAST_GAIN` for every slot more than the best so far and its buffers fit into a
-    rank's memory; the search ends at the first that is not taken, or at E/G slots.
+    if each further slot shortens the simulated stage by `LEAST_GAIN` and the buffers fit into a rank's memory. The search ends
+    at the first number that is not taken, or at E/G slots.
 
     Args:
         problem: Its own number of slots has no part.

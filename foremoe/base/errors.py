@@ -39,7 +39,7 @@ class InputError(Error, ValueError):
 
 
 class PlanError(Error, ValueError):
-    """One broken law of the Plan IR.
+    """A plan breaks a law; see docs/plan-format.md.
 
     Args:
         law: ``tokens``, ``homes``, ``slots``, ``canonical``, ``quota``, ``residency``, ``buffers``, ``header``, ...

@@ -101,7 +101,7 @@ def open_stored(source: Path, what: str, *, archive: bool = False, max_bytes: in
 
     Args:
         what: What it should be, for messages: ``"a plan file"``.
-        archive: It is ``.npz``, not safetensors.
+        archive: Whether the file is ``.npz``, not safetensors.
         max_bytes: What the arrays that are read may take once decompressed; None: 64 MiB, or 16 times the file if that is more.
 
     Raises:

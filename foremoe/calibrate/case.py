@@ -21,7 +21,7 @@ _MOST_BYTES = 1 << 30  # of one rank's expert weights and gradients in one layer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What is measured; constants hold near these sizes.
+    """The sizes to measure; constants hold near them.
 
     Attributes:
         model: Sizes of experts and attention. Weights of 4 bytes are float32, of 2 bfloat16.

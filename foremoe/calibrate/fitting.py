@@ -78,12 +78,12 @@ class Fit:
 
 
 def fit(measured: Measured, model: Model, *, name: str, source: str, base: Cluster | None = None) -> Fit:
-    """The constants that explain the points best, in the sense of relative residuals.
+    """Fits the constants with the smallest relative residuals.
 
-    Links first: tokens are on the way in every layer, so a link class is fitted on exchanges and only checked on copies. Then
-    expert compute, forward and backward, and layers, with a ratio for their backward. What a call of the experts takes whatever
-    its pairs counts as part of a layer. What copies take from compute comes last, relative to the seconds that the constants
-    give them. Of several backends on a link class, the first measured counts.
+    Links are fitted first, on exchanges, which every layer has, and only checked on copies. Then follow expert compute, forward
+    and backward, and layers, with a ratio for their backward. Fixed seconds of a call of the experts
+    count as part of a layer. The slowdown of compute by copies is fitted last, relative to the seconds that the constants
+    predict for the copies. Of several backends on a link class, the first measured counts.
 
     Args:
         base: Keeps its figures where a link was not there to be measured; default: preset 8xh100.

@@ -23,7 +23,7 @@ LIMITS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constant:
-    """One fitted constant, or another figure that the fit stands on.
+    """A fitted constant, or another figure that the fit relies on.
 
     Attributes:
         name: Name as in `Cluster`, of the runtime (see ``Fit.runtime``), or what was checked only.

@@ -7,7 +7,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One thing that was timed on all ranks at once.
+    """An operation that was timed on all ranks at once.
 
     Attributes:
         kind: "experts" (their compute alone), "layer" (at home; its experts pass tokens through), "planned" (the same by a plan
@@ -16,7 +16,7 @@ class Point:
             copies end in "across nodes"; what is timed beside copies ends as they do.
         seconds: Seconds of the slowest rank, median over repeats; of "beside copy" below 0 where noise exceeds the loss.
         spread: (third - first quartile) / median over the repeats; of "beside copy" relative to the copies alone.
-        backward: Backward of the compute, else forward.
+        backward: Whether backward of the compute was timed, or forward.
         pairs: (token, expert) pairs on the rank with most.
         busy: Busy slots of expert compute on that rank.
         calls: Layers whose expert compute was timed.
@@ -47,7 +47,7 @@ class Point:
     backend: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """What is not at its default, as plain values."""
+        """Returns what is not at its default, as plain values."""
         fields = ((f.name, getattr(self, f.name), f.default) for f in dataclasses.fields(self))
         return {name: value for name, value, default in fields if value != default}
 

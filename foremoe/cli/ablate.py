@@ -41,8 +41,8 @@ class Varied(NamedTuple):
 
 _HELP = """Leaves out one level of a planner at a time: pack, home, node, rank, split, order, path and the guard.
 
-For every number of redundant slots, every foresight, every size of node and every seed. Lines of one plan are one line,
-which names them all. JSON and CSV have a row for each.
+It does so for every number of redundant slots, foresight, size of node and seed. Lines with the same plan are shown
+once; JSON and CSV have a row for each.
 
 \b
 Examples:
@@ -54,7 +54,7 @@ Examples:
 @click.command(cls=JsonCommand, help=_HELP)
 @case_options(without=("redundant", "ranks_per_node", "seed"))
 @planners_option(
-    help="What to take apart: strategies, or texts such as 'Planner(rank=(Quota(), Search()))', with commas between them.  "
+    help="Planners to take apart: strategies, or texts such as 'Planner(rank=(Quota(), Search()))', with commas between them.  "
     "[default: foremoe]"
 )
 @option("--redundant", metavar="LIST", multiple=True, default=("0,1,2,4",), help="Numbers of redundant slots per rank to try.")
@@ -64,7 +64,7 @@ Examples:
 )  # fmt: skip
 @option(
     "--ranks-per-node", "nodes", metavar="LIST", multiple=True,
-    help="Ranks of one node, joined by the fast link, such as 8,72.  [default: the cluster's own]",
+    help="Ranks per node, such as 8,72.  [default: the cluster's own]",
 )  # fmt: skip
 @option(
     "--seeds", "--seed", "seeds", metavar="LIST", multiple=True, default=("0",),

@@ -38,7 +38,7 @@ BACKENDS = {
 }  # fmt: skip
 
 
-_HELP = """Measures what experts, layers, links and copies take on this machine and fits the cost model's constants to it.
+_HELP = """Measures experts, layers, links and copies on this machine and fits the cost model's constants.
 
 The file that it writes serves every command as --cluster FILE.toml. Constants depend on the sizes of the model; run nothing
 else meanwhile. Several nodes: start it on all ranks with torchrun, then links across nodes are measured too. A fit with a
@@ -57,18 +57,20 @@ Examples:
     "--ranks", type=click.IntRange(1, 1024),
     help="Processes of this machine, each with a GPU of its own if there are GPUs.  [default: 2; with one GPU 1]",
 )  # fmt: skip
-@option("--model", metavar="NAME|config.json|FILE.toml", help=f"Whose sizes to measure with: {MODELS}.  [default: none]")
+@option("--model", metavar="NAME|config.json|FILE.toml", help=f"Model whose sizes to measure: {MODELS}.  [default: none]")
 @option("--hidden", type=COUNT, help="Instead of --model: hidden size.  [default: none]")
 @option("--ffn", type=COUNT, help="Instead of --model: intermediate size of one expert.  [default: none]")
-@option("--experts", type=click.IntRange(1, MAX_EXPERTS), help="Instead of --model: experts of a layer.  [default: none]")
-@option("--topk", type=click.IntRange(1, MAX_EXPERTS), help="Instead of --model: experts of a token.  [default: none]")
-@option("--dtype", type=click.Choice(["bfloat16", "float32"]), help="Of weights and tokens.  [default: the model's; bfloat16]")
-@option("--tokens", type=click.IntRange(8, 2**31 - 1), default=2048, help="Tokens of a rank and micro-step.")
+@option("--experts", type=click.IntRange(1, MAX_EXPERTS), help="Instead of --model: experts per layer.  [default: none]")
+@option("--topk", type=click.IntRange(1, MAX_EXPERTS), help="Instead of --model: experts per token.  [default: none]")
+@option(
+    "--dtype", type=click.Choice(["bfloat16", "float32"]), help="Weights' and tokens' type.  [default: the model's; bfloat16]"
+)
+@option("--tokens", type=click.IntRange(8, 2**31 - 1), default=2048, help="Tokens per rank and micro-step.")
 @option("--sequence-length", type=COUNT, default=512, help="Tokens of a sequence, at most --tokens.")
-@option("--seconds", type=Seconds(), default=90.0, help="Time to measure for, about.")
+@option("--seconds", type=Seconds(), default=90.0, help="Approximate time to measure.")
 @option(
     "--cluster", metavar="NAME|FILE.toml", default="8xh100",
-    help=f"Whose figures to keep of links that are not there to be measured: {CLUSTERS}.",
+    help=f"Cluster whose figures to keep for links that cannot be measured: {CLUSTERS}.",
 )  # fmt: skip
 @accept_fit_option
 @option("-o", "--output", metavar="FILE.toml", required=True, help="The cluster file; residuals go to FILE.fit.json.")

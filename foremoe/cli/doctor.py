@@ -37,7 +37,7 @@ _VARIABLES = (
     "VERL_ENGINE_DEVICE", "VERL_ENGINE_VENDOR",
 )  # fmt: skip
 
-_HELP = """Shows what this machine and environment have of what foremoe uses: versions, GPUs, plug-ins, folders.
+_HELP = """Shows what foremoe finds on this machine: versions, GPUs, plug-ins, folders.
 
 Nothing is changed or measured. Put the output into a bug report.
 

@@ -26,12 +26,12 @@ Examples:
 @click.argument("files", metavar="FILE...", nargs=-1, required=True)
 @option("-o", "--output", metavar="FILE", required=True, help="Where to write the trace or the counts.")
 @option("--model", metavar="NAME|config.json|FILE.toml", help="The model that was recorded.  [default: what the files say]")
-@option("--ranks", type=RANKS, default=DEFAULT_RANKS, help="Counts: source ranks that they are spread over.")
+@option("--ranks", type=RANKS, default=DEFAULT_RANKS, help="For counts: source ranks to spread them over.")
 @option(
     "--tokens-per-rank", type=COUNT, default=DEFAULT_TOKENS_PER_RANK,
-    help="Counts: recorded steps are joined until they have N tokens for each rank.",
+    help="For counts: join recorded steps until they have N tokens per rank.",
 )  # fmt: skip
-@option("--stage", type=click.Choice(["update", "recompute"]), default="update", help="Counts: the stage that they stand for.")
+@option("--stage", type=click.Choice(["update", "recompute"]), default="update", help="For counts: their stage.")
 def import_(
     files: tuple[str, ...], output: str, model: str | None, ranks: int, tokens_per_rank: int, stage: str, json_file: str | None
 ) -> None:

@@ -27,16 +27,16 @@ Examples:
 
 @click.command(cls=JsonCommand, help=_HELP)
 @click.argument("file")
-@option("--ranks", type=RANKS, help="Trace: also its skew when dealt to that many ranks.  [default: not dealt]")
+@option("--ranks", type=RANKS, help="For a trace: also show its skew when dealt to that many ranks.  [default: not dealt]")
 @option(
     "--tokens-per-rank", type=COUNT,
-    help=f"Trace with --ranks: token budget of one rank in a micro-step.  [default: {DEFAULT_TOKENS_PER_RANK}]",
+    help=f"For a trace with --ranks: token budget of one rank in a micro-step.  [default: {DEFAULT_TOKENS_PER_RANK}]",
 )  # fmt: skip
 @option(
     "--model", metavar="NAME|config.json|FILE.toml",
-    help="Trace: the model that was recorded, where the file lacks the number of experts.  [default: none]",
+    help="For a trace: the recorded model, if the file lacks the number of experts.  [default: none]",
 )  # fmt: skip
-@option("--explain", metavar="M,L", help="Plan: also why micro-step M, layer L looks as it does (both from 0).  [default: none]")
+@option("--explain", metavar="M,L", help="For a plan: also explain micro-step M, layer L (both from 0).  [default: none]")
 def inspect(
     file: str, ranks: int | None, tokens_per_rank: int | None, model: str | None, explain: str | None, json_file: str | None
 ) -> None:

@@ -19,8 +19,8 @@ from foremoe.cli.terminal import has_colour, width, wrapped
 
 STDOUT = "-"
 _HELP = (
-    "Figures as JSON. Alone: JSON and nothing else on stdout. With a file (--json=FILE, or a next word that ends in .json): "
-    "written there, and the text still goes to stdout.  [default: text only]"
+    "Print figures as JSON instead of text. With a file (--json=FILE, or a next word that ends in .json), JSON is written there, "
+    "and the text still goes to stdout.  [default: text only]"
 )
 
 

@@ -89,7 +89,7 @@ def option(*names: str, **settings: Any) -> Callable[[Callable[..., Any]], Calla
 
 
 accept_fit_option = option(
-    "--accept-fit", is_flag=True, help="Take a --cluster file even if its fit has a residual above 100 %, so explains nothing."
+    "--accept-fit", is_flag=True, help="Accept a --cluster file even if its fit has a residual above 100 %."
 )
 _TOML = "NAME|FILE.toml"
 _MODEL = "NAME|config.json|FILE.toml"
@@ -105,10 +105,10 @@ _CASE = {
         f" imbalance benchmark: {', '.join(IMBALANCES)}.  [default: {DEFAULT_REGIME}]",
     ),
     "ranks": option(
-        "--ranks", type=RANKS, help=f"Ranks of the expert-parallel group.  [default: {DEFAULT_RANKS}, or what a file says]"
+        "--ranks", type=RANKS, help=f"Size of the expert-parallel group.  [default: {DEFAULT_RANKS}, or what a file says]"
     ),
     "ranks_per_node": option(
-        "--ranks-per-node", type=RANKS, help="Ranks of one node, joined by the fast link.  [default: the cluster's own]"
+        "--ranks-per-node", type=RANKS, help="Ranks per node.  [default: the cluster's own]"
     ),
     "tokens_per_rank": option(
         "--tokens-per-rank", type=COUNT,
@@ -142,7 +142,7 @@ _CASE = {
     ),
     "host_store": option(
         "--host-store", is_flag=True,
-        help="Weights may also come from a copy of all experts in the host memory of every node; a cluster file says itself.",
+        help="Allow weights to come from a copy of all experts in every node's host memory; a cluster file sets this itself.",
     ),
     "stage": option(
         "--stage", type=click.Choice(["update", "recompute"]),
@@ -158,7 +158,7 @@ _CASE = {
     ),
     "schedule": option(
         "--schedule", metavar="TEXT",
-        help="Order of passes on a rank: forward, accumulate, 1f1b:PP,RANK or interleaved:PP,VPP,RANK; +reforward behind it if "
+        help="Order of passes on a rank: forward, accumulate, 1f1b:PP,RANK or interleaved:PP,VPP,RANK; append +reforward if "
         "backward runs the forward again.  [default: accumulate; forward for recompute]",
     ),
     "slot_depth": option(
@@ -215,11 +215,11 @@ _TRAINER = {
     ),
     "data_parallel": option(
         "--data-parallel", metavar="N", type=click.IntRange(1, 2**20),
-        help="EP groups that train together: they share the optimizer's state and add up gradients.  [default: those planned]",
+        help="EP groups that train together: they share the optimizer's state and reduce gradients.  [default: those planned]",
     ),
     "rollout_share": option(
         "--rollout-share", metavar="SHARE|SECONDSs", type=Rollout(),
-        help="What of a training step with static placement lies outside the stages: a share (0.4) or seconds (30s)."
+        help="Part of a training step with static placement that lies outside the stages: a share (0.4) or seconds (30s)."
         "  [default: unknown; gains of a step are told for 50, 85 and 95 %]",
     ),
 }  # fmt: skip
@@ -240,13 +240,13 @@ def trainer_options(function: Callable[..., None]) -> Callable[..., None]:
 
 
 _LOOK = {
-    "wide": option("--wide", is_flag=True, help="All columns; those that do not fit go on below."),
+    "wide": option("--wide", is_flag=True, help="Show all columns; those that do not fit are printed below."),
     "columns": option(
         "--columns", metavar="NAME,...", multiple=True,
-        help="Columns by their names in JSON, such as skew_mean,peak_bytes.  [default: the most important that fit]",
+        help="Columns to show, by their names in JSON, such as skew_mean,peak_bytes.  [default: the most important that fit]",
     ),
     "csv": option(
-        "--csv", is_flag=True, help="The rows as CSV and nothing else on stdout, in seconds and bytes, with JSON's names."
+        "--csv", is_flag=True, help="Print only the rows, as CSV, in seconds and bytes, with JSON's names."
     ),
 }  # fmt: skip
 
@@ -287,4 +287,4 @@ def on_gpus(options: CaseOptions, gpus: int | None, pp: int) -> CaseOptions:
 
 
 planners_option = functools.partial(option, "--planners", metavar="LIST", multiple=True)
-threads_option = option("--threads", type=click.IntRange(1, 4096), help="Threads that plan.  [default: every core]")
+threads_option = option("--threads", type=click.IntRange(1, 4096), help="Number of planning threads.  [default: every core]")

@@ -35,7 +35,7 @@ class RecordedCommand(HelpedCommand):
         return super().parse_args(ctx, args)
 
 
-_HELP = """Writes one self-contained HTML page of a plan; it opens from disk in any browser and asks nothing of any network.
+_HELP = """Writes one self-contained HTML page of a plan; it opens from disk in any browser and needs no network.
 
 Skew before and after, the chosen layer's loads and copies, a simulated timeline, links, memory, strategies, and what other
 numbers of redundant slots would give. Times are simulated.
@@ -61,10 +61,10 @@ Example:
     help="Show this plan instead of planning. The machine, slots and dealing are the plan file's then; give the TRACE it was "
     "made from, or the same --synthetic options.  [default: plan now]",
 )  # fmt: skip
-@option("--ep", type=RANKS, help="Ranks of one expert-parallel group; the page shows each group.  [default: all]")
+@option("--ep", type=RANKS, help="Ranks per expert-parallel group; the page shows each group.  [default: all]")
 @gpus_option
 @option("--pp", type=COUNT, default=1, help="Pipeline ranks that the layers are split over; the page shows each.")
-@option("--vpp", type=COUNT, default=1, help="Chunks of every pipeline rank (interleaved schedule).")
+@option("--vpp", type=COUNT, default=1, help="Chunks per pipeline rank (interleaved schedule).")
 @option(
     "--what-if", metavar="LIST",
     help=f"Numbers of redundant slots to plan again with, for comparison; {NOTHING} for none.  [default: {WHAT_IF}; {NOTHING} "

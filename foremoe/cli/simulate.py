@@ -65,11 +65,11 @@ Example:
 @planners_option(
     help="Strategies or solvers as in `compare`; `force-balanced` is even routing.  [default: all but exact, and even routing]"
 )
-@option("--ep", type=RANKS, help="Ranks of one expert-parallel group; each group has tokens of its own.  [default: all]")
+@option("--ep", type=RANKS, help="Ranks per expert-parallel group; each group has its own tokens.  [default: all]")
 @gpus_option
 @option("--pp", type=COUNT, default=1, help="Pipeline ranks that the layers are split over.")
-@option("--vpp", type=COUNT, default=1, help="Chunks of every pipeline rank (interleaved schedule).")
-@option("--prefetch", type=click.IntRange(0, 2**31 - 1), default=2, help="Uses of a layer that a copy may be ahead.")
+@option("--vpp", type=COUNT, default=1, help="Chunks per pipeline rank (interleaved schedule).")
+@option("--prefetch", type=click.IntRange(0, 2**31 - 1), default=2, help="How many layer uses ahead a copy may start.")
 @option(
     "--foresight", metavar="LIST", multiple=True,
     help="Instead of strategies, one planner (--planners NAME, or foremoe) under several kinds of knowledge: exact, previous"

@@ -53,7 +53,7 @@ class Group(abc.ABC):
 
     @abc.abstractmethod
     def gather(self, value: Any) -> list[Any]:
-        """A value of every rank, by rank; on the control channel, which stays usable when a backend fails.
+        """Gathers a value of every rank over the control channel, which stays usable when a backend fails.
 
         Between processes it is what `messages.encode` takes: plain values, lists, tuples, dicts with text as keys, bytes, and
         arrays of numbers. Threads get the very object.
@@ -140,7 +140,7 @@ class TorchGroup(Group):
         return [decode(head[8 : 8 + size], g) for g, (head, size) in enumerate(zip(heads, sizes, strict=True))]
 
     def private_gloo(self) -> ProcessGroupGloo:
-        """A new gloo group of the same ranks, whose messages nobody else can take; gone with its last reference. Collective.
+        """Makes a new gloo group of the same ranks for private messages; it ends with its last reference. Collective.
 
         Made by hand: torch names a group by its ranks, and would look for the ports of an earlier one that was closed.
         """
@@ -148,7 +148,7 @@ class TorchGroup(Group):
         return self._roll.connect(lambda store: ProcessGroupGloo(store, self.rank, self.size, limit), self.timeout_s)
 
     def private_store(self) -> PrefixStore:
-        """A new part of the store that the ranks are linked by, for this group alone, once all have come for it. Collective."""
+        """Makes a private part of the store that links the ranks, once all have asked for it. Collective."""
         return self._roll.meet(self.timeout_s).store()
 
     def report(self, message: str) -> None:
@@ -212,7 +212,7 @@ class ThreadGroup(Group):
 
     @staticmethod
     def of(num_ranks: int, *, timeout_s: float = 30.0) -> list[ThreadGroup]:
-        """One group of `num_ranks` threads, by rank."""
+        """Makes a group of `num_ranks` threads and returns its members by rank."""
         board = _Board(num_ranks)
         return [ThreadGroup(rank, board, timeout_s) for rank in range(num_ranks)]
 
@@ -230,7 +230,7 @@ class ThreadGroup(Group):
         self.board.end(self.rank, message)
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Does nothing."""
 
 
 class _Board:

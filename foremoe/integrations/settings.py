@@ -34,10 +34,10 @@ class AttachSettings(EngineSettings):
             are. Its dispatch is that of the model's dispatcher. Figures are uncalibrated unless the cluster says otherwise.
         group_timeout_s: Seconds that a rank waits for another one in messages and while groups are made; more than a checkpoint
             takes one rank.
-        spare: Tokens of a rank that may be unknown in a row which still goes by routes made ahead; each takes a place at every
-            expert. 0: rows with such tokens count.
-        route_bytes: Host memory that routes made ahead may take on a rank; rows beyond it count.
-        plan_limit_s: Planning that takes a rank longer is an error on all ranks; None: no limit.
+        spare: Unknown tokens that a rank may have in a row which uses routes made ahead; each takes a place at every expert.
+            With more, the row exchanges counts.
+        route_bytes: Host memory for routes made ahead on a rank; rows beyond it exchange counts.
+        plan_limit_s: Limit of a rank's planning time, above which all ranks fail; None: no limit.
     """
 
     redundant: int = 1
@@ -74,7 +74,7 @@ class Settings(AttachSettings):
         compile_limit_s: Seconds that ranks wait for those that compile before the first stage.
         recompute: Whether the recompute stage runs by a plan.
         update: Whether the update stage runs by a plan.
-        packing: Form other micro-batches, so that their experts balance; see `foremoe.integrations.verl.packing`.
+        packing: Whether to form other micro-batches, to balance their experts; see `foremoe.integrations.verl.packing`.
         dump: Folder for counts-only workloads of every stage, or None.
     """
 

@@ -74,7 +74,7 @@ def refusal_of(get: Get, parallel: Parallel, *, biased: bool = False) -> Refusal
 
     Args:
         get: Looks options up.
-        biased: Experts have biases.
+        biased: Whether experts have biases.
     """
     if get("moe_virtual_expert_load_balance", False):
         whole, get = get, lambda name, default: default if name in _VIRTUAL else whole(name, default)

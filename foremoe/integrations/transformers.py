@@ -37,7 +37,7 @@ def record(model: Any) -> Iterator[Recording]:
     The token that was sampled last has no routing, since no pass has read it.
 
     Args:
-        model: A causal language model whose MoE blocks have a router (`gate` or `router`) beside their `experts`, as those of
+        model: A causal language model whose MoE blocks have a router (`gate` or `router`) next to their `experts`, as those of
             Qwen2-MoE, Qwen3-MoE, Qwen3-Next, Mixtral, DeepSeek-V2 and V3, GLM-4.5, gpt-oss and OLMoE.
 
     Raises:
@@ -88,7 +88,7 @@ class Recording:
         self._given: tuple[Any, Any, int, int] = (None, None, 0, 0)
 
     def trace(self, lengths: Sequence[int] | None = None) -> RoutingTrace:
-        """The sequences of all batches, in order.
+        """Returns the sequences of all batches, in order.
 
         Args:
             lengths: Tokens of each sequence; None: those that the model has read. One more than that is a token without routing.

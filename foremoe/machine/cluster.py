@@ -129,7 +129,7 @@ class Cluster(ArrayValue):
         cls, name: str, num_ranks: int = 8, ranks_per_node: int | None = None, *, dispatch: str = "pairs",
         host_store: bool = False, precision: str = "bf16",
     ) -> Self:  # fmt: skip
-        """As many nodes of a shipped kind as `num_ranks` fill; case does not matter.
+        """Returns a cluster of a shipped kind with `num_ranks` ranks; case does not matter.
 
         Args:
             num_ranks: Any number; the last node is smaller when it does not divide.
@@ -155,12 +155,12 @@ class Cluster(ArrayValue):
 
     @classmethod
     def preset_names(cls) -> tuple[str, ...]:
-        """The names that `preset` knows."""
+        """Returns the names that `preset` knows."""
         return fields.preset_names(_FILE)
 
     @classmethod
     def from_dict(cls, table: Mapping[str, Any], where: str = "cluster") -> Self:
-        """The cluster of a table of fields.
+        """Makes a cluster from a table of fields.
 
         Nodes come from ``num_ranks`` and ``ranks_per_node``, or from a list ``node_of_rank``; then ``num_ranks`` may be left out.
 
@@ -188,7 +188,7 @@ class Cluster(ArrayValue):
 
     @classmethod
     def from_toml(cls, path: str | os.PathLike[str]) -> Self:
-        """The cluster in a TOML file, as `to_toml` writes it; raises what `from_dict` raises, and InputError if there is none."""
+        """Reads a cluster from a TOML file, as `to_toml` writes it; raises InputError if there is none, or as `from_dict`."""
         return cls.from_dict(fields.read(path), where=repr(os.fspath(path)))
 
     def to_dict(self) -> dict[str, Any]:
@@ -209,7 +209,7 @@ class Cluster(ArrayValue):
         fields.write(path, self.to_dict())
 
     def with_ranks(self, num_ranks: int, ranks_per_node: int) -> Self:
-        """The same kind of rank and link with another number of ranks, in nodes of `ranks_per_node` filled in order.
+        """Returns the same kind of cluster with another number of ranks, in nodes of `ranks_per_node` filled in order.
 
         Links that were not there to be fitted, inside a node or between nodes, make the figures count as not calibrated.
         """

@@ -102,7 +102,7 @@ class Model:
 
     @classmethod
     def preset(cls, name: str) -> Self:
-        """A model shipped with foremoe; case does not matter. An InputError for another name lists those there are.
+        """Returns a model shipped with foremoe; case does not matter. The InputError for another name lists them.
 
         Example:
             >>> foremoe.Model.preset("qwen3-30b-a3b").expert_bytes
@@ -114,7 +114,7 @@ class Model:
     def of(
         cls, *, num_layers: int, num_experts: int, num_topk: int, hidden_size: int, ffn_size: int, **others: Any
     ) -> Self:  # fmt: skip
-        """A model of one's own by five sizes; what else is known goes into `others`, by the names of the attributes.
+        """Makes a model from five sizes; `others` are further attributes by name.
 
         All layers are MoE, and attention has heads of 128 and four square matrices, unless `others` says more.
 
@@ -138,12 +138,12 @@ class Model:
 
     @classmethod
     def preset_names(cls) -> tuple[str, ...]:
-        """The names that `preset` knows."""
+        """Returns the names that `preset` knows."""
         return fields.preset_names(_FILE)
 
     @classmethod
     def preset_of(cls, name: str) -> str | None:
-        """The preset that a hub's name stands for, such as ``Qwen/Qwen3-30B-A3B-Instruct-2507``; None where there is none."""
+        """Returns the preset for a hub's name, such as ``Qwen/Qwen3-30B-A3B-Instruct-2507``, or None."""
         found = name.strip().lower().rpartition("/")[2]
         while found not in cls.preset_names():
             shorter = _VARIANT.sub("", found)
@@ -154,14 +154,14 @@ class Model:
 
     @classmethod
     def matching(cls, num_layers: int, num_experts: int, num_topk: int) -> list[Self]:
-        """The presets with these counts: exactly one when a trace's shape tells its model."""
+        """Returns the presets with these counts: exactly one if a trace's shape identifies its model."""
         models = (cls.preset(name) for name in cls.preset_names())
         shape = (num_layers, num_experts, num_topk)
         return [m for m in models if (m.num_layers, m.num_experts, m.num_topk) == shape]
 
     @classmethod
     def from_dict(cls, table: Mapping[str, Any], where: str = "model") -> Self:
-        """The model of a table of fields; fields with a default may be left out.
+        """Makes a model from a table of fields; fields with a default may be left out.
 
         Raises:
             InputError: Unknown or missing keys, or a field that `Model` refuses; it starts with `where`.
@@ -173,12 +173,12 @@ class Model:
 
     @classmethod
     def from_toml(cls, path: str | os.PathLike[str]) -> Self:
-        """The model in a TOML file, as `to_toml` writes it; raises what `from_dict` raises, and InputError if there is none."""
+        """Reads a model from a TOML file, as `to_toml` writes it; raises InputError if there is none, or as `from_dict`."""
         return cls.from_dict(fields.read(path), where=repr(os.fspath(path)))
 
     @classmethod
     def from_hf(cls, path: str | os.PathLike[str]) -> Self:
-        """The model of a Hugging Face `config.json`, or of the folder where it lies.
+        """Reads the model from a Hugging Face `config.json`, or from its folder.
 
         Reads Qwen2-MoE, Qwen3-MoE and Qwen3-Next (its attention as the mean of its layers), DeepSeek-V2 and V3, Kimi-K2, GLM-4.5,
         gpt-oss, Mixtral and OLMoE. Weights are taken as bf16, whatever the checkpoint has; layers of multi-token prediction are
@@ -246,7 +246,7 @@ class Model:
         return np.arange(self.first_moe_layer, self.first_moe_layer + self.num_layers, dtype=np.int32)
 
     def attention_flops(self, tokens: npt.ArrayLike, sum_len_sq: npt.ArrayLike) -> Array:
-        """Forward FLOPs of one layer's attention.
+        """Returns the forward FLOPs of one layer's attention.
 
         Projections take 2 FLOPs per weight and token. Scores and values take, per head and sequence of n tokens,
         2 * (qk_head_dim + v_head_dim) * n^2 FLOPs, half of it under the causal mask. Every layer is priced as full causal

@@ -20,7 +20,7 @@ OUTSIDE_PERCENT = (50, 85, 95)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trainer:
-    """The trainer around a stage.
+    """Costs of the trainer around a stage.
 
     Attributes:
         optimizer_bytes: Bytes of optimizer state per parameter. Adam in mixed precision (arXiv 1910.02054, section 3.1) has 12:
@@ -49,7 +49,7 @@ class Trainer:
             fields.whole(self.micro_steps, "micro_steps of Trainer", 1, 2**31 - 1)
 
     def share_of_step(self, micro_steps: int) -> float:
-        """Share of what is paid once per training step that a stage of `micro_steps` bears.
+        """Returns the share of once-per-step costs that a stage of `micro_steps` bears.
 
         Raises:
             InputError: The stage has more micro-steps than the step.
@@ -68,7 +68,7 @@ class Trainer:
         return None if self.rollout_share is None else self.rollout_share / (1.0 - self.rollout_share) * static_s
 
     def step_speedup(self, stage_s: float, static_s: float) -> float | None:
-        """A whole step's time with static placement over that with stages of `stage_s`; None if `outside_s` is not known."""
+        """Returns a whole step's speed-up over static placement, with stages of `stage_s`; None if `outside_s` is not known."""
         outside_s = self.outside_s(static_s)
         return None if outside_s is None else (outside_s + static_s) / (outside_s + stage_s)
 

@@ -19,7 +19,7 @@ class EplbMaps(NamedTuple):
     """Placement in the arrays of EPLB's ``rebalance_experts``, in its order; without the first axis for a single layer.
 
     Attributes:
-        phy2log: int64 [L, P], logical expert of every physical one; physical expert ``g*S + s`` is on rank g.
+        phy2log: int64 [L, P], logical expert in every physical slot; slot ``g*S + s`` is on rank g.
         log2phy: int64 [L, E, X], physical experts of every logical one in ascending order, -1 behind the last.
         logcnt: int64 [L, E], how many these are; at least 1.
     """

@@ -21,7 +21,7 @@ FORMAT_VERSION = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanKey:
-    """Which part of training a plan is for.
+    """Identifies the part of training that a plan is for.
 
     Attributes:
         step: Number of the RL step.
@@ -43,14 +43,14 @@ class PlanKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PlanHeader(ArrayValue):
-    """What a plan was made from, and by which foremoe. No clock, host name or weight version: a plan is a function of these.
+    """What a plan was made from, and by which version of foremoe. It has no clock, host name or weight version.
 
     Attributes:
         planner: Text of the planner, its repr.
         redundant: R, redundant slots per rank.
         slot_depth: Buffers per redundant slot; see `Problem`.
         replicas: ``"any"``, or ``"node"``: none leaves its home's node.
-        keeps_homes: False for plans that are scored, never executed.
+        keeps_homes: Whether experts keep their homes; if not, the plan is scored, never executed.
         moe_layer_L: int32 [L], the model's own layer numbers.
         trace_id: Id of the trace that was counted, or empty.
         dealt: How whole sequences were dealt, or None.

@@ -147,7 +147,7 @@ class Plan(ArrayValue, Checked):
         return getattr(self, "_checked", False)
 
     def violations(self, problem: Problem | None = None) -> list[PlanError]:
-        """Every broken law (the first few places each); with `problem`, also where the plan does not belong to it."""
+        """Lists every broken law with its first places; with `problem`, also where the plan does not fit it."""
         return plan_violations(self, problem)
 
     def check(self, problem: Problem | None = None) -> None:
@@ -160,7 +160,7 @@ class Plan(ArrayValue, Checked):
         object.__setattr__(self, "_checked", True)
 
     def rows_for(self, workload: Workload, rank: int) -> Array:
-        """int32 [M, L, P]: how many pairs of source rank `rank` go to every physical slot p = g*S + s.
+        """Returns how many pairs of source rank `rank` go to every physical slot p = g*S + s, int32 [M, L, P].
 
         The split law (module `split`): own rank first, then own node, then the rest.
 
@@ -179,7 +179,7 @@ class Plan(ArrayValue, Checked):
         return split_NP.reshape(self.M, self.L, self.G * self.S)
 
     def to_eplb(self, layer: int | None = None, micro_step: int | None = None) -> EplbMaps:
-        """phy2log, log2phy and logcnt: the placement as EPLB and serving engines have it (docs/engines.md).
+        """Returns phy2log, log2phy and logcnt: the placement in the form of EPLB and serving engines (docs/engines.md).
 
         Quotas have no place there: engines split an expert's tokens evenly over its copies. Empty slots get second copies.
 
@@ -190,7 +190,7 @@ class Plan(ArrayValue, Checked):
         return eplb_maps(self, layer, micro_step)
 
     def select(self, layers: Sequence[int], schedule: Schedule | None = None) -> Plan:
-        """The plan of some layers (those of a pipeline rank), with its transfers derived for them alone, on default links.
+        """Returns the plan of some layers, such as those of a pipeline rank, with transfers derived for them on default links.
 
         Args:
             layers: Indices into this plan's layers.
@@ -205,7 +205,7 @@ class Plan(ArrayValue, Checked):
         return dataclasses.replace(self, header=header, cost_ML=cost_ML, **self.cut_arrays(L=index)).rederived()
 
     def rederived(self) -> Plan:
-        """The same plan with its transfers derived again from placement and schedule (default links)."""
+        """Returns the same plan with its transfers derived again from placement and schedule, on default links."""
         head = self.header
         expert_NGS = self.expert_NGS if head.keeps_homes else np.full_like(self.expert_NGS, -1)
         transfers = derive_transfers(
@@ -216,7 +216,7 @@ class Plan(ArrayValue, Checked):
 
     @staticmethod
     def join(plans: Sequence[Plan], schedule: Schedule | None = None) -> Plan:
-        """One plan from the plans of consecutive ranges of micro-steps (streaming), with its transfers on default links.
+        """Joins plans of consecutive ranges of micro-steps (streaming), with transfers on default links.
 
         Args:
             plans: In order; all of the same key, layers, homes, model, cluster and slots.
@@ -259,13 +259,13 @@ class Plan(ArrayValue, Checked):
         return plan
 
     def summary(self) -> str:
-        """A few lines: what was planned, skew before and after, replicas, bytes, predicted time."""
+        """Summarises the plan in a few lines: case, skew before and after, replicas, bytes, predicted time."""
         from foremoe.plan.text import summary
 
         return summary(self)
 
     def explain(self, micro_step: int, layer: int) -> str:
-        """Why one row looks as it does: loads of ranks at home and as planned, and every replica with what it takes over.
+        """Explains one row: loads of ranks at home and as planned, and every replica with the pairs that it takes over.
 
         Example:
             >>> print(plan.explain(0, 0).splitlines()[1])
@@ -276,7 +276,7 @@ class Plan(ArrayValue, Checked):
         return explain(self, micro_step, layer)
 
     def diff(self, other: Plan) -> str:
-        """What changed from this plan to `other`: rows, replicas, quotas, skew, bytes.
+        """Describes the changes from this plan to `other`: rows, replicas, quotas, skew, bytes.
 
         Example:
             >>> greedy, _ = foremoe.resolve("greedy").plan(problem)

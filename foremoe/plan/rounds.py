@@ -22,7 +22,7 @@ def rounds_of(group_I: Array, turn_I: Array, src_I: Array, dst_I: Array, cluster
     by `turn_I`, then in the order given. Messages of no rank (`src_I` -1) are in round 0.
 
     Args:
-        group_I: What is sent at once, ints; messages of a group need not be side by side.
+        group_I: Groups of copies that are sent at once, ints; messages of a group need not be side by side.
         turn_I: Ints that order a group.
         src_I: Rank that sends, or -1.
         dst_I: Rank that receives.

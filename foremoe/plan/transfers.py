@@ -17,7 +17,7 @@ from foremoe.problem.schedule import Schedule
 
 
 class Link(enum.IntEnum):
-    """How a copy travels."""
+    """The link that a copy takes."""
 
     PEER = 0  # from a rank of the same node, over the node's own link
     RDMA = 1  # from a rank of another node
@@ -71,15 +71,15 @@ class TransferList(ArrayValue):
 
     @staticmethod
     def none() -> TransferList:
-        """No copies at all."""
+        """Makes an empty list."""
         return TransferList(**{name: np.zeros(0) for name in TransferList.array_fields()})
 
     def take(self, index_C: Array) -> TransferList:
-        """The copies that an index or mask selects."""
+        """Selects copies by an index or mask."""
         return self.cut(C=index_C)
 
     def replace(self, **arrays: Array) -> TransferList:
-        """The same copies with some columns changed."""
+        """Returns the same copies with some columns changed."""
         return dataclasses.replace(self, **arrays)
 
 

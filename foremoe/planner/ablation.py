@@ -81,7 +81,7 @@ def ablate(
 
     Returns:
         One dict per variant with ``levels`` (what is left out), ``redundant``, ``foresight``, compare's figures and ``plan``:
-        equal where two lines have the same plan, None where only a sample was planned or nothing.
+        equal if two lines have the same plan, None unless everything was planned.
     """
     variants = left_out(planner)
     pack_name = f"without {short(planner.pack)}" if planner.pack != AsGiven() else None

@@ -39,7 +39,7 @@ def compare(
         planners: Planners by name, for example `STRATEGIES`.
         history_LE: Load of an earlier step for foresight "previous", int32 [L, E]. Without it a planner with this foresight has
             no history in the first micro-step, which is then left out of all lines (if there is more than one).
-        leave_first_out: Overrules that choice.
+        leave_first_out: Whether to leave the first micro-step out; overrides that choice.
         exact_budget_s: Seconds for a planner with an exact solver. It plans a sample of rows; its line speaks of those that it
             proves optimal, and ``same_rows`` holds the other planners' mean skew on them.
         seed: Seed of that sample.

@@ -34,14 +34,14 @@ def _known() -> dict[str, type]:
 
 
 def parse(text: str, *, builtin: bool = False) -> Any:
-    """The object whose repr is `text`.
+    """Returns the object whose repr is `text`.
 
     Knows the built-in solvers, `Planner`, `Noisy`, `Rerouted`, `CostModel`, what other packages register under
     the entry-point group ``foremoe.solvers`` (``"their-name(option=1)"`` or ``"TheirClass(option=1)"``), and places in modules
     (``"package.module:Class(option=1)"``). Of the last two only what the text names is imported.
 
     Args:
-        builtin: Know foremoe's own classes only: nothing is imported for a text of unknown origin.
+        builtin: Whether to accept only foremoe's own classes, so that nothing is imported for an untrusted text.
 
     Raises:
         InputError: The text is not literals and calls, or names something that is unknown or cannot be imported.

@@ -52,7 +52,7 @@ class Planner:
         split: Splits every expert's pairs over its replicas; None keeps the solvers' quotas and fills missing ones exactly.
         path: Chooses the link of every copy.
         foresight: Load that the levels see (`foresight.foreseen`). Quotas are split on the real load, or served (`Rerouted`).
-        guard: Per row, keep the best of static, the start and every level's output, by `foremoe.price` under "time".
+        guard: Whether each row keeps the best of static, the start and every level's output, by `foremoe.price` under "time".
 
     Raises:
         InputError: A level of the wrong kind, or levels that exclude each other.
@@ -100,7 +100,7 @@ class Planner:
         return next((reason for solver in self.rank if (reason := solver.refusal(problem)) is not None), None)
 
     def using(self, *solvers: Any) -> Self:
-        """The same planner with levels replaced: each solver goes to its own `level`, rank solvers together in order.
+        """Returns the planner with levels replaced: each solver goes to its own `level`, rank solvers together in order.
 
         Example:
             >>> foremoe.Planner().using(foremoe.solvers.Greedy(), foremoe.solvers.Even()).rank
@@ -206,7 +206,7 @@ class Planner:
         )  # fmt: skip
 
     def what_ran(self, problem: Problem) -> Self:
-        """The planner whose pack and home levels made `problem`; `plan` records it in the plan.
+        """Returns the planner whose pack and home levels made `problem`; `plan` records it in the plan.
 
         A pack level is left out where nothing says how the load was dealt. A home level counts as run where homes are no longer
         in order, or where it would leave them so.
@@ -218,7 +218,7 @@ class Planner:
         return dataclasses.replace(self, pack=pack_that_ran(self.pack, problem))
 
     def header(self, problem: Problem, key: PlanKey | None) -> PlanHeader:
-        """The header of a plan by this planner."""
+        """Makes the header of a plan by this planner."""
         return PlanHeader(
             key=key if key is not None else PlanKey(stage=problem.stage),
             planner=repr(self), model=problem.model, cluster=problem.cluster, cost=problem.cost,

@@ -39,7 +39,7 @@ STRATEGIES: MappingProxyType[str, Planner] = MappingProxyType(
 
 
 def resolve(text: str | Planner | Any) -> Planner:
-    """The planner that `text` names; raises InputError, which lists the names, where there is none.
+    """Returns the planner that `text` names, or raises InputError with the list of names.
 
     Args:
         text: One of
@@ -88,10 +88,10 @@ def _planner_of(found: Any, name: str) -> Planner:
 
 
 def row_solver(edit: Any, *, compiled: bool = True) -> RowSolver:
-    """A solver from a per-row function ``edit(load_E, node_G, num_base, options, expert_GS, quota_GS)``; see `RowSolver.edit`.
+    """Makes a solver from ``edit(load_E, node_G, num_base, options, expert_GS, quota_GS)``, a rule for one row; see `RowSolver`.
 
     Args:
-        compiled: Run it through numba; False runs plain Python, with the same result.
+        compiled: Whether to compile it with numba. Plain Python gives the same result.
 
     Example:
         >>> def nothing(load_E, node_G, num_base, options, expert_GS, quota_GS):

@@ -106,7 +106,7 @@ class PlanStream:
         """Waits for the background, and joins the plan of all micro-steps.
 
         Args:
-            schedule: Passes of all micro-steps; default: as in `Problem.of`, with the re-forward of this stream.
+            schedule: Passes of all micro-steps; default: as in `Problem.of`, with the recomputation of this stream.
 
         Returns:
             The plan, and a summary whose seconds are summed over the parts.

@@ -14,7 +14,7 @@ from foremoe.problem.problem import Problem, once
 
 @once
 def load_bound(problem: Problem) -> Array:
-    """float64 [N], whole numbers: the largest rank load cannot be smaller; worked out once and kept."""
+    """Lower bound of the largest rank load of every row, float64 [N], whole numbers; cached on the problem."""
     bound_N, homes = np.zeros(problem.N, np.int64), _homes(problem)
     for_rows(lambda low, high: load_bound_rows(low, high, problem.load_NE, homes, bound_N), problem.N, whole=True)
     return frozen_array(bound_N, np.float64, "load_bound_N")
@@ -34,7 +34,7 @@ def settled_load_bound(problem: Problem, reached_N: Array) -> Array:
 
 @once
 def row_bound(problem: Problem) -> Array:
-    """float64 [N]: no placement has a smaller objective; worked out once and kept.
+    """Lower bound of the objective of every row, float64 [N]; cached on the problem.
 
     Under ``"time"`` seconds of the window, the latency of exchanges and the compute of `load_bound`: what travels counts nothing.
     """

@@ -51,26 +51,26 @@ class Cost(ArrayValue):
         return np.asarray(sum(self.parts().values()))
 
     def each(self, change: Callable[[Array], Array]) -> Cost:
-        """A Cost of every part changed in the same way."""
+        """Applies a function to every part."""
         return Cost(**{name: change(part) for name, part in self.parts().items()})
 
     def sum(self) -> Cost:
-        """One Cost without axes: every part summed over all rows."""
+        """Sums every part over all rows."""
         return self.each(np.sum)
 
     def reshape(self, *shape: int) -> Cost:
-        """The same parts in another shape."""
+        """Reshapes every part."""
         return self.each(lambda part: part.reshape(*shape))
 
     @staticmethod
     def join(costs: Sequence[Cost]) -> Cost:
-        """One Cost after the other along the first axis."""
+        """Concatenates costs along the first axis."""
         return Cost(**{name: np.concatenate([cost.parts()[name] for cost in costs]) for name in costs[0].parts()})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostModel:
-    """What to minimise, and how much of the window hides copies.
+    """The objective, and how much of the window can overlap with copies.
 
     Attributes:
         objective: ``"time"``: seconds of the row; ``"balance"``: the largest rank load only.
@@ -92,5 +92,5 @@ class CostModel:
         real(self.overlap, "overlap", 0.0, 1.0, open_low=False)
 
     def adjust(self, rates: Rates) -> Rates:
-        """The rates to price with; a subclass may change those that follow from the machine."""
+        """Returns the rates to price with; a subclass may change those that follow from the machine."""
         return rates

@@ -18,7 +18,7 @@ PAST = 8
 
 @dataclass(frozen=True, slots=True)
 class Noisy:
-    """Exact loads blurred: every expert's load times exp(drift * normal), rescaled to the row's total.
+    """Exact loads with noise: each expert's load times exp(drift * normal), rescaled to the row's total.
 
     Attributes:
         drift: Standard deviation of the log factor, from 0 to 100.
@@ -41,7 +41,7 @@ class Noisy:
 
 @dataclass(frozen=True, slots=True)
 class Rerouted:
-    """Routing of which a share differs, as rollout's does where training routes by itself (``stage(..., replay=False)``).
+    """Routing in which a share of the choices differs, as when training routes by itself (``stage(..., replay=False)``).
 
     Levels plan for it, source by source. What they planned is then served as a runtime serves it: each source sends a slot at
     most its planned pairs, the rest goes home. Other kinds of foresight split quotas on the real load instead.
@@ -68,7 +68,7 @@ class Rerouted:
         whole(self.seed, "seed of Rerouted", 0)
 
     def counts(self, load_MLGE: Array, num_topk: int) -> Array:
-        """int32 [M, L, G, E]: the counts of such routing, where only counts are known; every source keeps its pairs."""
+        """Draws such routing where only counts are known, int32 [M, L, G, E]; every source keeps its pairs."""
         out_MLGE = load_MLGE.astype(np.int64)
         for m, load_LGE in enumerate(out_MLGE):
             rng = np.random.default_rng([self.seed, m])
@@ -90,7 +90,7 @@ class Rerouted:
         return out_MLGE.astype(np.int32)
 
     def choices(self, topk_TLK: Array) -> Array:
-        """Such routing of tokens: the experts of each token, [T, L, K] as given; distinct if they were, -1 stays."""
+        """Draws such routing of tokens, [T, L, K]; experts stay distinct if they were, and -1 stays."""
         out_TLK = topk_TLK.copy()
         for layer in range(topk_TLK.shape[1]):
             rng = np.random.default_rng([self.seed, layer])

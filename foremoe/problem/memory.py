@@ -78,13 +78,13 @@ class Fit(NamedTuple):
 
     @classmethod
     def worst(cls, fits: Sequence["Fit"]) -> Self:
-        """The verdict on several groups or pipeline ranks together."""
+        """Combines the verdicts of several groups or pipeline ranks."""
         again = [fit.reforward_bytes for fit in fits if fit.reforward_bytes is not None]
         memory_bytes = min(fit.memory_bytes for fit in fits)
         return cls(max(fit.peak_bytes for fit in fits), max(again) if again else None, memory_bytes)
 
     def text(self) -> str:
-        """One line, such as ``does not fit: 179 of 80 GB; with activation recomputation 23 GB``."""
+        """Returns one line, such as ``does not fit: 179 of 80 GB; with activation recomputation 23 GB``."""
         peak, memory = gigabytes(self.peak_bytes), gigabytes(self.memory_bytes)
         if peak == memory and not self.fits:  # as whole numbers
             peak = f"{self.peak_bytes / 1e9:.2f}"
@@ -100,7 +100,7 @@ def gigabytes(num_bytes: float) -> str:
 
 
 def rank_memory(problem: Problem, placement: Placement, *, trainer: Trainer | None = None) -> Memory:
-    """What every rank keeps in a stage that runs with `placement`.
+    """Returns the memory of every rank in a stage that runs with `placement`.
 
     Args:
         trainer: Optimizer state and the groups that share it. Default: Adam, one group.
@@ -128,12 +128,12 @@ def buffer_bytes(problem: Problem, redundant: int) -> int:
 
 
 def peak_bytes(problem: Problem, placement: Placement, *, trainer: Trainer | None = None) -> Array:
-    """int64 [G]: bytes on every rank at its fullest; see `rank_memory`."""
+    """Peak bytes of every rank, int64 [G]; see `rank_memory`."""
     return rank_memory(problem, placement, trainer=trainer).peak_G
 
 
 def fit(problem: Problem, placement: Placement, *, trainer: Trainer | None = None) -> Fit:
-    """Whether the fullest rank fits, and what re-forward of single layers would make of it; arguments as for `rank_memory`."""
+    """Checks whether the fullest rank fits, with and without recomputing single layers; arguments as for `rank_memory`."""
     memory = rank_memory(problem, placement, trainer=trainer)
     peak, again = int(memory.peak_G.max()), None
     if problem.schedule.trains and not problem.schedule.reforward:
@@ -183,8 +183,8 @@ def token_activation_bytes(model: Model) -> float:
 def activation_peak(problem: Problem, placement: Placement) -> Array:
     """int64 [G]: most bytes of activations at one time, over the schedule's uses.
 
-    A forward leaves what backward needs. With re-forward it leaves the input of every layer (of a block: of its first), and the
-    rest is there from the re-forward to the end of that layer's backward. Forward alone leaves nothing.
+    A forward leaves what backward needs. With recomputation it leaves the input of every layer (of a block: of its first), and
+    the rest is there from the recomputation to the end of that layer's backward. Forward alone leaves nothing.
     """
     schedule, uses = problem.schedule, problem.schedule.uses(problem.L)
     row_U = uses.micro_step_U.astype(np.int64) * problem.L + uses.layer_U

@@ -51,7 +51,7 @@ class Placement(ArrayValue):
         return self.quota_NGS
 
     def load_NG(self) -> Array:
-        """int64 [N, G]: pairs that each rank serves."""
+        """Returns the pairs that each rank serves, int64 [N, G]."""
         return np.einsum("ngs->ng", self.quotas_NGS, dtype=np.int64)  # sum(axis=2) takes three times as long
 
     def where(self, mask_N: Array, other: Placement) -> Placement:

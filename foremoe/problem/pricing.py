@@ -81,7 +81,7 @@ def row_objective(problem: Problem, placement: Placement) -> Array:
 
 
 def price(problem: Problem, placement: Placement) -> Cost:
-    """Seconds of every row of a placement, [N], whatever the objective.
+    """Returns the seconds of every row of a placement, [N], under either objective.
 
     Example:
         >>> static = foremoe.price(problem, problem.static())

@@ -150,7 +150,7 @@ class Problem(ArrayValue, Derived):
         home_LE: Array | None = None, cost: CostModel | None = None, schedule: Schedule | None = None,
         slot_depth: int = 3, replicas: str = "any", routed: RoutedTokens | None = None,
     ) -> Self:  # fmt: skip
-        """The problem of balancing `workload` on `cluster`; the other options are attributes of `Problem`.
+        """Poses the problem of balancing `workload` on `cluster`; the other options are attributes of `Problem`.
 
         Args:
             model: Default: the preset that the workload names, or the only one of its layers, experts and top-k.
@@ -230,7 +230,7 @@ class Problem(ArrayValue, Derived):
 
     @once
     def counts(self) -> Counts:
-        """The load as compiled functions read it; summed once and kept."""
+        """Returns the load as compiled functions read it; cached."""
         return count(self.load_NE, self.load_NGE, self.cluster.node_of_rank_G)
 
     @property
@@ -241,7 +241,7 @@ class Problem(ArrayValue, Derived):
         return np.tile(base_LE, (self.M, 1)).reshape(self.N, self.G, self.B)
 
     def static(self) -> Placement:
-        """Every expert served at home, redundant slots empty."""
+        """Returns the placement with every expert at home and redundant slots empty."""
         expert_NGS = np.full((self.N, self.G, self.S), -1, np.int16)
         quota_NGS = np.zeros((self.N, self.G, self.S), np.int32)
         base_NGB = self.base_NGB
@@ -251,7 +251,7 @@ class Problem(ArrayValue, Derived):
         return Placement(expert_NGS=expert_NGS, quota_NGS=quota_NGS)
 
     def with_load(self, load_MLE: Array) -> Self:
-        """The same problem with another load (a prediction, say), whose sources are not known."""
+        """Returns the same problem with another load, such as a prediction, whose sources are not known."""
         return dataclasses.replace(self, load_MLE=load_MLE, load_MLGE=None, routed=None, scenario_XMLE=None)
 
     def __getitem__(self, micro_steps: slice) -> Self:
@@ -262,7 +262,7 @@ class Problem(ArrayValue, Derived):
         return dataclasses.replace(self, **cut, schedule=self.schedule[micro_steps], routed=None)
 
     def layers(self, indices: Sequence[int], schedule: Schedule | None = None) -> Self:
-        """Some layers as a problem of their own; `schedule` is needed if this one's has several chunks."""
+        """Returns some layers as a problem of their own; `schedule` is needed if this one's has several chunks."""
         cut = self.cut_arrays(L=layer_positions(indices, self.L))
         return dataclasses.replace(self, **cut, schedule=self.schedule if schedule is None else schedule)
 

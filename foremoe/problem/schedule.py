@@ -23,8 +23,8 @@ _MAX_CHUNKS = int(np.iinfo(np.int16).max)
 class Phase(enum.IntEnum):
     """What a use of a layer's weights is for.
 
-    The re-forward of a single layer (activation recomputation) belongs to its BACKWARD: weights stay from one to the other. Of a
-    block of several layers, all are re-forwarded before the first of them runs backward; these uses are REFORWARD.
+    Activation recomputation of a single layer belongs to its BACKWARD: weights stay from one to the other. Of a
+    block of several layers, all are recomputed before the first of them runs backward; these uses are REFORWARD.
     """
 
     FORWARD = 0
@@ -52,9 +52,9 @@ class Schedule(ArrayValue):
         chunk_X: int32, which of `num_chunks` contiguous ranges of the plan's layers the pass covers (interleaved pipelines have
             several model chunks on a rank).
         num_chunks: Number of layer ranges.
-        reforward: Backward passes run the forward again first.
+        reforward: Whether backward recomputes the forward first.
         chunk_L: int32, ascending, the chunk of every layer, where chunks differ in their number of MoE layers. Default: equal.
-        block_L: int32, ascending, with `reforward`: layers of the same number are re-forwarded together. Default: each alone.
+        block_L: int32, ascending, with `reforward`: layers of the same number are recomputed together. Default: each alone.
 
     Law: every (micro-step, chunk) has exactly one FORWARD, at most one BACKWARD, and the BACKWARD comes later.
     """
@@ -120,7 +120,7 @@ class Schedule(ArrayValue):
             raise InputError("block_L says which layers are re-forwarded together; set reforward=True with it.")
 
     def chunks(self, num_layers: int) -> Array:
-        """int32 [L], the chunk of every layer.
+        """Returns the chunk of every layer, int32 [L].
 
         Raises:
             InputError: The schedule is for another number of layers, or `num_layers` does not divide into its chunks.
@@ -137,10 +137,10 @@ class Schedule(ArrayValue):
         return np.repeat(np.arange(self.num_chunks, dtype=np.int32), num_layers // self.num_chunks)
 
     def uses(self, num_layers: int) -> Uses:
-        """All uses of the plan's `num_layers` layers in order; backward passes run their layers in reverse.
+        """Returns all uses of the plan's `num_layers` layers in order; backward passes run their layers in reverse.
 
         Raises:
-            InputError: As for `chunks`, or a block of re-forward spans several chunks.
+            InputError: As for `chunks`, or a recomputed block spans several chunks.
         """
         chunk_L = self.chunks(num_layers)
         block_L = np.arange(num_layers) if self.block_L is None else self.block_L
@@ -166,13 +166,13 @@ class Schedule(ArrayValue):
         return dataclasses.replace(self, **(columns | {"micro_step_X": columns["micro_step_X"] - start}))
 
     def without_backward(self) -> Schedule:
-        """The forward passes alone, in their order: what a forward-only stage of the same pipeline runs."""
+        """Returns the forward passes alone, as a forward-only stage of the same pipeline runs them."""
         keep_X = self.phase_X == Phase.FORWARD
         return dataclasses.replace(self, **self.cut_arrays(X=keep_X), reforward=False, block_L=None)
 
     @staticmethod
     def join(schedules: list[Schedule]) -> Schedule:
-        """One schedule after the other, micro-steps numbered on."""
+        """Joins schedules, with consecutive micro-step numbers."""
         offset_S = np.cumsum([0, *(s.M for s in schedules[:-1])])
         kinds = {
             (s.num_chunks, s.reforward, *(None if a is None else a.tobytes() for a in (s.chunk_L, s.block_L))) for s in schedules
@@ -185,30 +185,30 @@ class Schedule(ArrayValue):
 
     @staticmethod
     def forward_only(num_micro_steps: int) -> Schedule:
-        """Recompute stage: every micro-step forward, in order."""
+        """Makes the schedule of a recompute stage: every micro-step forward, in order."""
         return _schedule([(m, Phase.FORWARD, 0) for m in range(whole(num_micro_steps, "num_micro_steps"))])
 
     @staticmethod
     def accumulate(num_micro_steps: int, reforward: bool = False) -> Schedule:
-        """Gradient accumulation without a pipeline: forward and backward of each micro-step in turn."""
+        """Makes the schedule of gradient accumulation without a pipeline: forward and backward of each micro-step in turn."""
         steps = range(whole(num_micro_steps, "num_micro_steps"))
         return _schedule([(m, phase, 0) for m in steps for phase in (Phase.FORWARD, Phase.BACKWARD)], reforward=reforward)
 
     @staticmethod
     def plain(stage: str, num_micro_steps: int, reforward: bool = False) -> Schedule:
-        """The default of a stage: `accumulate` for ``"update"``, otherwise `forward_only`, which ignores `reforward`."""
+        """Makes a stage's default schedule: `accumulate` for ``"update"``, else `forward_only`, which ignores `reforward`."""
         return Schedule.accumulate(num_micro_steps, reforward) if stage == "update" else Schedule.forward_only(num_micro_steps)
 
     @staticmethod
     def one_f_one_b(num_micro_steps: int, pp: int, pp_rank: int, reforward: bool = False) -> Schedule:
-        """1F1B of pipeline rank `pp_rank` of `pp` (PipeDream-flush, arXiv 2104.04473)."""
+        """Makes the 1F1B schedule of pipeline rank `pp_rank` of `pp` (PipeDream-flush, arXiv 2104.04473)."""
         _require_rank(pp, pp_rank)
         order = [(m, 0) for m in range(whole(num_micro_steps, "num_micro_steps"))]
         return _interleave(order, order, min(pp - pp_rank - 1, len(order)), 1, reforward)
 
     @staticmethod
     def interleaved(num_micro_steps: int, pp: int, vpp: int, pp_rank: int, reforward: bool = False) -> Schedule:
-        """Interleaved 1F1B with `vpp` model chunks per rank (arXiv 2104.04473), in Megatron-Core's order.
+        """Makes an interleaved 1F1B schedule with `vpp` model chunks per rank (arXiv 2104.04473), in Megatron-Core's order.
 
         Raises:
             InputError: The number of micro-steps is not a multiple of `pp`, for which the schedule is defined.

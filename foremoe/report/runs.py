@@ -47,13 +47,13 @@ class StageRuns:
         return parts
 
     def gains(self) -> dict[str, Any]:
-        """Stage seconds, and what the plan gains: of the stage, of a whole step, and against even routing."""
+        """Returns stage seconds and the plan's gains: of the stage, of a whole step, and against even routing."""
         static_s, planned_s, balanced_s = (sum(parts.values()) for parts in self.parts().values())
         return stage_gains(static_s, planned_s, balanced_s, self.trainer)
 
 
 def stage_gains(static_s: float, planned_s: float, balanced_s: float, trainer: Trainer) -> dict[str, Any]:
-    """Stage seconds, and what the plan gains: of the stage, of a whole step, and against even routing."""
+    """Returns stage seconds and the plan's gains: of the stage, of a whole step, and against even routing."""
     outside_s = trainer.outside_s(static_s)
     return {
         "static_s": static_s, "planned_s": planned_s, "balanced_s": balanced_s, "speedup": static_s / planned_s,

@@ -41,7 +41,7 @@ def write_report(
     date: str = "", command: str = "", posed: Problem | None = None, moves_s: float = 0.0, trainer: Trainer | None = None,
     advice: str = "",
 ) -> None:  # fmt: skip
-    """Writes a plan's report as one HTML page that opens from disk and asks nothing of any network.
+    """Writes a plan's report as one HTML page that opens from disk, without network access.
 
     The same arguments give the same bytes.
 
@@ -77,7 +77,7 @@ def write_job_report(
     path: str | os.PathLike[str], parts: Sequence[JobPart], *, strategies: Sequence[Mapping[str, Any]] | None = None,
     source: str = "", date: str = "", command: str = "",
 ) -> dict[str, Any]:  # fmt: skip
-    """Writes a report of several EP groups and pipeline ranks: `write_report` of each on one page, and which one is the slowest.
+    """Writes one report page for several EP groups and pipeline ranks, which also shows the slowest of them.
 
     Args:
         parts: What `plan_job` returned.

@@ -98,7 +98,7 @@ class RoutingTrace(ArrayValue):
         return np.concatenate([[0], np.cumsum(self.seq_len_Q)])
 
     def num_repeats(self) -> int:
-        """Known tokens with the experts of the token before them, of their sequence, in every layer and order: seldom routing."""
+        """Counts known tokens with the same experts as the token before them in all layers, which real routing seldom has."""
         found = 0
         for low in range(1, self.T, _BLOCK):
             now_TLK, before_TLK = self.topk_TLK[low : low + _BLOCK], self.topk_TLK[low - 1 : low - 1 + _BLOCK]
@@ -111,7 +111,7 @@ class RoutingTrace(ArrayValue):
         return found
 
     def content_hash(self) -> str:
-        """32 hex digits over everything that decides loads: ids, known rows, sequence and layer numbers, num_experts."""
+        """Hashes everything that decides loads (ids, known rows, sequence and layer numbers, num_experts) to 32 hex digits."""
         arrays = {"topk": self.topk_TLK, "seq_len": self.seq_len_Q, "moe_layer": self.moe_layer_L}
         if self.known_T is not None:
             arrays["known"] = self.known_T
@@ -137,7 +137,7 @@ class RoutingTrace(ArrayValue):
         Args:
             num_experts: Needed where neither the file nor `model` states it; the largest id plus one would be a guess.
             model: The model that was recorded: a `Model`, or a name.
-            weights: False skips the router weights, the larger part of most files.
+            weights: Whether to read the router weights, the larger part of most files.
             max_bytes: What compressed arrays may become in memory; None: 64 MiB, or 16 times the file if that is more.
 
         Raises:
@@ -159,7 +159,7 @@ class RoutingTrace(ArrayValue):
 
     @classmethod
     def concat(cls, traces: Sequence[RoutingTrace]) -> RoutingTrace:
-        """The sequences of several traces of one model, in order, under a new id.
+        """Joins the sequences of several traces of one model, under a new id.
 
         Weights are kept if every part has them, the model's name if all parts agree.
 
@@ -184,7 +184,7 @@ class RoutingTrace(ArrayValue):
         return replace(first, **joined, model=model, source=source, id="")
 
     def sequences(self, indices: npt.ArrayLike) -> RoutingTrace:
-        """Some sequences as a trace of their own, under a new id.
+        """Returns some sequences as a trace of their own, under a new id.
 
         Args:
             indices: Sequence numbers in the wanted order (repeats allowed), or a bool mask [Q].

@@ -83,19 +83,19 @@ class ExpertBank(nn.Module):
         self._draw(seed)
 
     def home(self, layer: int, expert: int) -> Tensors:
-        """Flat weights of an expert whose home is this rank."""
+        """Returns the flat weights of an expert whose home is this rank."""
         return self._home_LB[layer][self._base_slot(layer, expert)]
 
     def slot(self, buffer: int) -> Tensors:
-        """Flat weights in a buffer."""
+        """Returns the flat weights in a buffer."""
         return self._slot_X[buffer]
 
     def main_grad(self, layer: int, expert: int) -> Tensors:
-        """Flat sums of the gradients of an expert whose home is this rank."""
+        """Returns the flat main gradients of an expert whose home is this rank."""
         return self._main_LB[layer][self._base_slot(layer, expert)]
 
     def slot_grad(self, buffer: int) -> Tensors:
-        """Flat gradient of the replica in a buffer."""
+        """Returns the flat gradient of the replica in a buffer."""
         return self._slot_grad_X[buffer]
 
     def drop_stale_gradients(self) -> None:
@@ -135,7 +135,7 @@ class ExpertBank(nn.Module):
 
     @torch.no_grad()
     def gather(self, group: Group, *, gradients: bool = False) -> dict[str, torch.Tensor]:
-        """All weights, or all main gradients, on every rank: name -> ``[L, E, *shape]``, by logical expert; collective."""
+        """Gathers all weights or main gradients on every rank: name -> ``[L, E, *shape]``, by logical expert; collective."""
         everything = {}
         for name, shape in self.shapes.items():
             by_layer = []

@@ -27,22 +27,22 @@ if TYPE_CHECKING:
 
 
 class ExpertMath(Protocol):
-    """What an expert computes: one MLP, forward and backward by hand.
+    """What an expert computes: one MLP, with a hand-written backward.
 
     Weights and gradients come as tensors of the shapes in `shapes`, in that order. Neither may be kept: after a call their memory
     may hold another expert.
     """
 
     def shapes(self, hidden_size: int, ffn_size: int) -> dict[str, tuple[int, ...]]:
-        """Name -> shape of an expert's tensors; matrices are [in, out]."""
+        """Returns the shapes of an expert's tensors by name; matrices are [in, out]."""
 
     def forward(self, x_NH: torch.Tensor, weights: Tensors) -> tuple[torch.Tensor, Tensors]:
-        """The output y_NH, and the tensors besides x that backward needs: of its own making, never weights."""
+        """Returns the output y_NH and the tensors besides x that backward needs: new ones, never weights."""
 
     def backward(
         self, x_NH: torch.Tensor, saved: Tensors, grad_y_NH: torch.Tensor, weights: Tensors, grads: Tensors
     ) -> torch.Tensor:
-        """The gradient of x; adds those of the weights to `grads`, which are float32 (float64 for float64 weights)."""
+        """Returns the gradient of x; adds those of the weights to `grads`, which are float32 (float64 for float64 weights)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ class Intervals(NamedTuple):
 def remap(
     topk_TK: torch.Tensor, split_P: torch.Tensor, expert_P: torch.Tensor, home_slot_E: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Physical slots of the pairs of one source rank, one layer and one micro-step.
+    """Maps the pairs of one source rank, one layer and one micro-step to physical slots.
 
     In token order the first ``split_P[p]`` pairs of an expert go to slot p, its slots in ascending order; what is beyond the
     expert's summed split goes to its home slot. So drift is always served rightly, and a slot never gets more than its split

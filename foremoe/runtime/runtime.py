@@ -36,7 +36,7 @@ class StageSummary(ArrayValue):
         fell_back: (micro-step, layer) that ran at home placement because a replica could not be had.
         forward_cpu_s: CPU seconds of forward expert compute in the calling thread. With one intra-op thread that is all of it; on
             a GPU it is the launching alone.
-        backward_cpu_s: The same of backward, with re-forward.
+        backward_cpu_s: The same for backward, with recomputation.
     """
 
     timeline: Timeline | None
@@ -105,7 +105,7 @@ class Runtime:
             routing: (micro-step, layer) -> the topk_TK that `moe` will get, on the host. Rows that all ranks know, and that are
                 as planned, exchange no counts, and no host waits for its device in them; but a row without its replica then
                 ends the step.
-            same_weights: No weight was written since the last plan began, on any rank; see `Engine.begin`.
+            same_weights: Whether no rank has written a weight since the last plan began; see `Engine.begin`.
 
         Raises:
             InputError: On all ranks: plan or routing do not fit, or the splits of all ranks do not sum up to the plan's quotas.
@@ -127,7 +127,7 @@ class Runtime:
         self._start(HomeStage(self.bank))
 
     def moe(self, layer: int, x_TH: torch.Tensor, topk_TK: torch.Tensor, weight_TK: torch.Tensor) -> torch.Tensor:
-        """The experts of a layer: ``y[t] = sum over k of weight[t, k] * expert topk[t, k] (x[t])``; collective, also backward.
+        """Runs a layer's experts: ``y[t] = sum over k of weight[t, k] * expert topk[t, k] (x[t])``; collective, also backward.
 
         Args:
             layer: Index into the bank's layers.
@@ -163,7 +163,7 @@ class Runtime:
         """Ends the stage: all gradients are home, and ``param.grad`` is set if the stage ran backward; collective with a plan.
 
         Args:
-            partial: The stage stops early, after the same pass on all ranks.
+            partial: Whether the stage stops early, after the same pass on all ranks.
 
         Raises:
             InputError: Uses of the plan were not run; or, on all ranks, a layer of one got another routing than `begin`: the

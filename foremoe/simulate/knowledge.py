@@ -21,14 +21,14 @@ _STATIC = "static"
 def simulate_foresight(
     groups: Sequence[Problem], views: Mapping[str, Foresight | None], system: System | None = None, **options: Any
 ) -> list[dict[str, Any]]:
-    """Plans the same groups under every kind of foresight and simulates them on the load that comes.
+    """Plans the same groups under every kind of foresight and simulates them on the actual load.
 
     MoE-GPS (arXiv 2506.07366) asks which prediction is worth its overhead; here the planner's CPU time is the overhead, and what
     of it nothing hides is added to the stage.
 
     Args:
         groups: EP groups of one stage, each with its own load.
-        views: Name to kind of foresight; None is static placement, which knows nothing and plans nothing.
+        views: Kinds of foresight by name; None is static placement, which needs no plan.
         system: Its planner's foresight is replaced by every view. Default: the default planner.
         options: As for `simulate_systems`, but `num_threads`: one thread plans, so that its CPU time is all of it.
 
@@ -80,7 +80,7 @@ def planning_figures(row: Mapping[str, Any], view: Foresight | None, groups: Seq
 
 
 def exposed_planning(view: Foresight, cpu_s: float, timeline_s: float, problem: Problem) -> float:
-    """Seconds of planning that nothing hides; micro-steps take equally long to plan and to run.
+    """Returns the seconds of planning that do not overlap with execution, if all micro-steps take equally long.
 
     A micro-step is planned while the one before it runs. With foresight ``"previous"`` that can begin only when the forward of
     the one before is over, so that its backward alone hides it (in the recompute stage, nothing), and the first micro-step has

@@ -26,7 +26,7 @@ class PipelineRank(NamedTuple):
 
 
 def pipeline_problems(problem: Problem, pp: int, vpp: int = 1) -> list[Problem]:
-    """The problem of every pipeline rank: contiguous layers (with `vpp` chunks per rank, dealt in turn), 1F1B or interleaved.
+    """Splits a problem over pipeline ranks: contiguous layers (`vpp` chunks per rank, dealt in turn), 1F1B or interleaved.
 
     Raises:
         InputError: More chunks than layers, or micro-steps that an interleaved schedule is not defined for.
@@ -53,14 +53,14 @@ def simulate_pipeline(
     ranks: Sequence[PipelineRank], *, prefetch: int = 2, known: str = "rollout", plan_s: float = 0.0, share_links: bool = True,
     outside_s_MG: Array | None = None, full_stores: bool = False,
 ) -> list[Simulation]:  # fmt: skip
-    """The timelines of all pipeline ranks, of one length: that of the slowest with its waits.
+    """Simulates the timelines of all pipeline ranks; all have the length of the slowest.
 
     A pass waits for the same micro-step's pass on the pipeline rank (chunk) before it, in backward after it, and for its
     activations, one message from the late EP rank. Links of pipeline ranks are their own.
 
     Args:
         ranks: Pipeline ranks in order, with the schedules of `pipeline_problems`.
-        outside_s_MG: Of the last chunk. This and the other options are those of `simulate`.
+        outside_s_MG: Seconds outside the MoE layers in the last chunk. This and the other options are those of `simulate`.
 
     Raises:
         InputError: The schedules wait for each other.

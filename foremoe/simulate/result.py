@@ -45,7 +45,7 @@ class Parts:
         return sum(getattr(self, name) for name in PARTS)
 
     def to_dict(self) -> dict[str, float]:
-        """Part name to seconds."""
+        """Returns the seconds by name of the part."""
         return dataclasses.asdict(self)
 
 
@@ -78,8 +78,8 @@ class Simulation(ArrayValue):
         return_expert_A: Its expert.
         return_src_A: Rank it leaves.
         return_dst_A: Its home rank.
-        return_start_A: When it leaves.
-        return_end_A: When it is home.
+        return_start_A: Time at which the gradient leaves.
+        return_end_A: Time at which it arrives at home.
         link_busy_WG: Seconds that each of `LINKS` is busy, exchanges included.
     """
 

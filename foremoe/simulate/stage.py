@@ -22,7 +22,7 @@ def simulate(
     problem: Problem, plan: Plan, *, prefetch: int = 2, known: str = "rollout", plan_s: float = 0.0, share_links: bool = True,
     outside_s_MG: Array | None = None, full_stores: bool = False,
 ) -> Simulation:  # fmt: skip
-    """The timeline of a plan on the problem's cluster: deterministic, from the same constants as the cost model.
+    """Simulates the timeline of a plan on the problem's cluster; deterministic, with the constants of the cost model.
 
     Ranks run the plan's schedule. In every use attention comes first, all wait for the late rank, tokens are exchanged, each rank
     waits for its replicas' weights, experts run, tokens come back. Behind that copies start, `prefetch` uses ahead if their
@@ -36,10 +36,10 @@ def simulate(
         known: "rollout": the plan is known before the stage; "router": a layer's load is known when its router has run, so that
             planning and the copies for its forward are exposed.
         plan_s: Seconds of exposed planning per forward of a layer.
-        share_links: Copies wait for exchanges on their link class; False: they have links of their own.
+        share_links: Whether copies wait for exchanges on their link class. If False, they have their own links.
         outside_s_MG: Seconds of a forward outside the MoE layers (embedding, head, loss), float64; backward takes
             `window_backward_ratio` of the cluster times that.
-        full_stores: Host stores have all that copies read when the stage begins, as after a stage on the same weights.
+        full_stores: Whether host stores are full when the stage begins, as after a stage on the same weights.
 
     Raises:
         InputError: Plan and problem do not fit, the problem has no counts by source rank, or a relay's source lacks its expert.
@@ -61,7 +61,7 @@ def simulate(
 
 
 def force_balanced(problem: Problem, *, outside_s_MG: Array | None = None) -> Simulation:
-    """The stage with the same tokens and even routing, experts at home: what perfect balance alone would give.
+    """Simulates the stage with the same tokens and even routing, experts at home: what perfect balance alone would give.
 
     Example:
         >>> from foremoe.simulate import force_balanced, simulate
@@ -73,7 +73,7 @@ def force_balanced(problem: Problem, *, outside_s_MG: Array | None = None) -> Si
 
 
 def even_routing(problem: Problem) -> Problem:
-    """The problem with every source's pairs spread evenly over all experts, without redundant slots."""
+    """Returns the problem with every source's pairs spread evenly over all experts, without redundant slots."""
     if problem.load_MLGE is None:
         raise InputError("even routing needs counts by source rank; give the problem its load_MLGE.")
     pairs_MLG = problem.load_MLGE.sum(axis=3, dtype=np.int64)
@@ -142,7 +142,7 @@ class StageRun:
         return float(state.clock[kernel.NOW])
 
     def settled_s(self) -> float:
-        """When the passes so far are over and their gradients home."""
+        """Returns when the passes so far are over and their gradients home."""
         return max(float(self._state.clock[kernel.NOW]), float(self._return_seconds()[1].max(initial=0.0)))
 
     def finish(self, end_s: float = 0.0) -> Simulation:

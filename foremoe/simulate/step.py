@@ -26,7 +26,7 @@ from foremoe.solvers.home.price import price_L
 
 
 def head_seconds(problem: Problem) -> Array:
-    """float64 [M, G]: seconds of one forward of the head, and of the dense layers before the first MoE layer.
+    """Returns the seconds of one forward of the head and of the dense layers before the first MoE layer, float64 [M, G].
 
     The head takes 2 FLOPs per weight and token, at attention's efficiency. 0 of what the problem lacks the end layer of, or
     where sizes are not known. Looking up the embedding takes no time.
@@ -45,7 +45,7 @@ def head_seconds(problem: Problem) -> Array:
 
 
 def reduction_seconds(problem: Problem, trainer: Trainer) -> float:
-    """Seconds that adding up gradients and handing out new weights takes between ranks that hold the same parameters.
+    """Returns the seconds of reducing gradients and gathering new weights between ranks that hold the same parameters.
 
     Gradients are reduce-scattered and weights all-gathered, (n - 1)/n of their bytes each. Experts go between EP groups (n is
     `trainer.data_parallel`), every rank over its own NIC; all else goes between all D ranks, inside nodes by peer links and
@@ -67,7 +67,7 @@ def reduction_seconds(problem: Problem, trainer: Trainer) -> float:
 
 
 def optimizer_seconds(problem: Problem, trainer: Trainer) -> float:
-    """Seconds of the optimizer on one rank: state read and written, gradient read, weight written, at the memory's bandwidth.
+    """Returns the optimizer's seconds on one rank: reading and writing state, gradient and weight at the memory's bandwidth.
 
     0 in the recompute stage, where the state lies in host memory, and where the cluster does not know the bandwidth.
     """
@@ -95,7 +95,7 @@ def compare_steps(rows: Sequence[MutableMapping[str, Any]], *, static_s: float |
 
 
 def replacement_seconds(problem: Problem, plan: Plan) -> float:
-    """Seconds in which a plan that re-places experts brings their weights and, in update, takes their gradients home.
+    """Returns the seconds that a plan which re-places experts needs to move weights and, in update, gradients.
 
     Every slot whose expert changes from one micro-step to the next counts, spread evenly over all links, and none of it overlaps
     compute. 0 for plans that keep homes, whose copies the timeline has.
@@ -110,7 +110,7 @@ def replacement_seconds(problem: Problem, plan: Plan) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gain:
-    """What a plan gains: the one figure that summary, tables, pages and examples give.
+    """What a plan gains, as summaries, tables, pages and examples show it.
 
     Attributes:
         static_s: Seconds of the simulated stage with every expert at home.
@@ -166,7 +166,7 @@ def gain(problem: Problem, plan: Plan, *, posed: Problem | None = None, trainer:
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """Simulates plans of one problem and says what they gain: the `judge` of `foremoe.compare`.
+    """Simulates plans of one problem and returns their gain; the `judge` of `foremoe.compare`.
 
     Attributes:
         problem: The problem as posed, before home levels move anything.
@@ -184,7 +184,7 @@ class Judge:
 
     @classmethod
     def of(cls, problem: Problem, trainer: Trainer | None = None) -> "Judge":
-        """The judge of a problem with counts by source rank."""
+        """Makes the judge of a problem with counts by source rank."""
         trainer = trainer or Trainer()
         fixed_s, head_s_MG = _fixed(problem, trainer), head_seconds(problem)
         static = simulate(problem, Planner(rank=()).plan(problem)[0], outside_s_MG=head_s_MG)

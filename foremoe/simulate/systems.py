@@ -35,13 +35,13 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class System:
-    """One line of the table: how it plans, and what it knows when.
+    """One row of the comparison: a planner, and what it knows when.
 
     Attributes:
         planner: With its home level; the pack level has no part, the groups are dealt already.
         known: This, `plan_s` and `prefetch` are options of `simulate`.
         changes: Fields of the problem that this system changes (``replicas``, ``redundant``, ``slot_depth``).
-        even: Routing is forced to be even; the planner has no part.
+        even: Whether routing is forced to be even; the planner is then not used.
     """
 
     planner: Planner = field(default_factory=Planner)
@@ -53,7 +53,7 @@ class System:
 
 
 def ep_groups(workload: Workload, size: int) -> list[Workload]:
-    """The workload cut into EP groups of `size` consecutive ranks: the same micro-steps, each group with its own tokens.
+    """Splits the workload into EP groups of `size` consecutive ranks, each with its own tokens in the same micro-steps.
 
     Raises:
         InputError: `size` does not divide the ranks.

@@ -32,7 +32,7 @@ class _Arrival(NamedTuple):
 
 
 def trace(runs: Mapping[str, tuple[Plan, Simulation]]) -> TraceEvents:
-    """Simulated stages as one trace: a group for each name, a track for each rank, and below it the copies that come to it.
+    """Writes simulated stages as one trace: a group for each name, a track for each rank, and its incoming copies below.
 
     Args:
         runs: Plan and simulation by name, such as ``{"static": (plan, simulation), "planned": ...}``.

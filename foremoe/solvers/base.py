@@ -65,7 +65,7 @@ class RowSolver(RankSolver):
         Options: Type of the options; None for `node_only` and the solver's fields. Built-in solvers name a type of their own:
             machine code on disk is found again only by types that can be imported.
         rows: Driver ``(low, high, load_NE, node_G, num_base, options, expert_NGS, quota_NGS)`` that runs rows [low, high); None
-            for one that is made from `edit`. Built-in solvers name a compiled one: only that is found in numba's disk cache.
+            for one that is made from `edit`. Built-in solvers give a compiled one, which numba can cache on disk.
     """
 
     compiled: ClassVar[bool] = True
@@ -104,7 +104,7 @@ class RowSolver(RankSolver):
         return self.run(problem, problem.replicas == "node", problem.load_NE, start)
 
     def run(self, problem: Problem, node_only: bool, load_NE: Array, start: Placement) -> Placement:
-        """`solve` for any rows: loads and the placements that they start from."""
+        """Runs `edit` on any rows: loads and the placements that they start from."""
         options, driver = self.options(node_only, problem), self.rows or _driver(type(self))
         node_G, num_base = problem.cluster.node_of_rank_G, problem.B
 

@@ -72,8 +72,8 @@ class Greedy(RowSolver):
 
     A rank can take an expert if it has a free slot or holds that expert already, and takes what levels the two ranks. If no
     rank can take the hottest expert, the next one is tried; the search ends when the most loaded rank can give nothing away.
-    The plain baseline: no look-ahead, and no split afterwards. Starts from the homes whatever the start placement holds, and
-    is never worse than they are.
+    The plain baseline: no look-ahead, and no split afterwards. Starts from the homes
+    and never returns a worse placement.
     """
 
     edit = staticmethod(greedy_row)

@@ -9,7 +9,7 @@ from foremoe.problem.problem import Problem
 
 @dataclass(frozen=True)
 class Static(RankSolver):
-    """Every expert is served at home and redundant slots stay empty: what expert parallelism does without foremoe."""
+    """Serves every expert at home and leaves redundant slots empty, like expert parallelism without foremoe."""
 
     def solve(self, problem: Problem, start: Placement) -> Placement:
         """Returns ``problem.static()``; `start` is ignored."""

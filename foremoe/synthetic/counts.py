@@ -82,7 +82,7 @@ class Regime:
 
     @classmethod
     def preset(cls, name: str) -> Regime:
-        """One of the named regimes; case does not matter."""
+        """Returns a named regime; case does not matter."""
         regime = REGIMES.get(name.strip().lower()) if isinstance(name, str) else None
         if regime is None:
             raise InputError(f"there is no regime {name!r}; choose one of {', '.join(REGIMES)}, or pass a Regime.")
@@ -121,7 +121,7 @@ def synthetic_workload(
     model: str | Model, *, num_ranks: int, tokens_per_rank: int, micro_steps: int, regime: str | Regime = "mid", seed: int = 0,
     num_layers: int | None = None, stage: str = "update",
 ) -> Workload:  # fmt: skip
-    """Seeded counts without tokens: for many ranks and layers at once.
+    """Makes seeded counts without tokens, for many ranks and layers at once.
 
     Per layer: popularity as `Regime` says; a walk of its logarithm over the micro-steps; bursts; a Dirichlet draw per
     micro-step, no expert above 0.9/K; a Dirichlet draw per source rank, none above 0.95/K (the excess is spread over the other

@@ -31,7 +31,7 @@ def imbalance_workload(
     model: str | Model, name: str, *, num_ranks: int, tokens_per_rank: int, micro_steps: int, seed: int = 0,
     num_layers: int | None = None, stage: str = "update",
 ) -> Workload:  # fmt: skip
-    """Seeded counts of one named imbalance; every token has top-k distinct experts.
+    """Makes seeded counts of one named imbalance; every token has top-k distinct experts.
 
     Args:
         model: A `Model`, or the name of a preset.

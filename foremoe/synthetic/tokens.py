@@ -40,7 +40,7 @@ def synthetic_trace(
     model: str | Model, *, num_sequences: int = 192, mean_length: float = 400.0, regime: str | Regime = "mid",
     domains: int | None = None, num_layers: int | None = None, seed: int = 0,
 ) -> RoutingTrace:  # fmt: skip
-    """Seeded routing of whole sequences, as a rollout records it.
+    """Makes seeded routing of whole sequences, as a rollout would record it.
 
     Sequences come in runs of one domain, so that the mix of domains moves along the file. Every domain has a popularity of
     experts per layer, part of it shared by all; a sequence varies it, and a run may burst (see `Regime`). A token's K experts

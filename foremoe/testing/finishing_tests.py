@@ -32,7 +32,7 @@ class PathSolverTests:
     limits: ClassVar[dict[str, Any]] = {}
 
     def plans(self, data: st.DataObject, **options: Any) -> tuple[Problem, Plan]:
-        """A problem and a plan of it, which copies if redundant slots are filled."""
+        """Draws a problem and a plan of it, with copies if redundant slots are filled."""
         usual = {"min_ranks": 2, "min_redundant": 1, "max_micro_steps": 3, "row_kinds": ("flat", "skewed", "sparse")}
         problem = data.draw(problems(**{**usual, **self.limits, **options}))
         note(describe(problem))

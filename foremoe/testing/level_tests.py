@@ -30,14 +30,14 @@ class SplitSolverTests:
 
     Attributes:
         solver: The instance under test.
-        optimal: It promises the smallest possible largest rank load for the given replicas.
+        optimal: Whether the solver promises the smallest maximum rank load for the given replicas.
     """
 
     solver: ClassVar[SplitSolver]
     optimal: ClassVar[bool] = False
 
     def split(self, problem: Problem, expert_NGS: Array) -> Array:
-        """The solver's quotas, after checking them."""
+        """Returns the solver's quotas, after checking them."""
         before = expert_NGS.tobytes()
         quota_NGS = self.solver.solve(problem, expert_NGS)
         assert expert_NGS.tobytes() == before, f"{self.solver!r} wrote to expert_NGS."
@@ -173,7 +173,7 @@ class PackSolverTests:
 
     Attributes:
         solver: The instance under test.
-        few_micro_steps: It promises never to need more micro-steps than `AsGiven`.
+        few_micro_steps: Whether the solver never needs more micro-steps than `AsGiven`.
     """
 
     solver: ClassVar[PackSolver]

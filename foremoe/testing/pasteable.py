@@ -14,7 +14,7 @@ from foremoe.workload.dealing import Dealt
 
 
 def describe(problem: Problem) -> str:
-    """An expression that evaluates to the same problem, byte for byte.
+    """Returns an expression that evaluates to the same problem, byte for byte.
 
     Uses foremoe's public names, and `Dealt` from ``foremoe.workload`` where sequences were dealt whole. Fields at their default
     are left out; arrays are written as lists, whose dtype the constructors restore.
@@ -23,7 +23,7 @@ def describe(problem: Problem) -> str:
 
 
 def evaluate(text: str) -> Problem:
-    """The problem that `describe` printed."""
+    """Returns the problem that `describe` printed."""
     names = {cls.__name__: cls for cls in (Cluster, CostModel, Dealt, Model, Problem, Schedule)}
     problem = eval(text, {"__builtins__": {}, **names})
     assert isinstance(problem, Problem)

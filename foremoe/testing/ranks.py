@@ -31,7 +31,7 @@ START_S = 120.0  # a rank that has to import torch on a busy machine takes long
 
 
 class RankDied(RuntimeError):
-    """A rank ended, or had to be ended, without a result."""
+    """A rank ended, or had to be killed, without a result."""
 
 
 def run_threads(
@@ -42,8 +42,7 @@ def run_threads(
     Args:
         timeout_s: Seconds a rank waits for another one (`Group.timeout_s`).
         limit_s: Seconds for the whole call; then `RankDied` is raised, and the thread of a busy rank is left behind.
-        errors: Return exceptions as results. Otherwise the first error is raised, with a note that names the rank; each
-            `TransferError` that it causes on another rank is not.
+        errors: Whether to return exceptions as results. Otherwise the first error is raised, with a note that names the rank.
     """
     return _results(*_on_threads(fn, num_ranks, args, timeout_s, limit_s), errors)
 
@@ -217,7 +216,7 @@ _shared: RankPool | None = None
 
 
 def get_pool(num_ranks: int) -> RankPool:
-    """The pool that all tests of this process share, with at least `num_ranks` ranks; a new one if a call ended it."""
+    """Returns the pool that all tests of this process share, with at least `num_ranks` ranks; a new one if a call ended it."""
     global _shared
     if _shared is not None and (_shared.unusable or _shared.num_ranks < num_ranks):
         _shared.close()

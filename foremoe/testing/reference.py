@@ -24,7 +24,7 @@ HIDDEN = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ReferenceResult:
-    """What one stage computes, float64.
+    """The results of one stage, in float64.
 
     Attributes:
         output_ZH: Outputs of all pairs.
@@ -37,7 +37,7 @@ class ReferenceResult:
     weight_grad_LE: Array
 
     def difference(self, other: ReferenceResult) -> float:
-        """Largest difference of any number; infinity where one of the two is NaN."""
+        """Returns the largest difference of any number; infinity where one of the two is NaN."""
         names = ("output_ZH", "input_grad_ZH", "weight_grad_LE")
         worst = [float(np.abs(getattr(self, name) - getattr(other, name)).max(initial=0.0)) for name in names]
         return float("inf") if np.isnan(worst).any() else max(worst)
@@ -118,7 +118,7 @@ def run_reference(plan: Plan, workload: Workload | Array, *, seed: int = 0, land
 
 
 def dense_reference(load_MLGE: Array, *, seed: int = 0, backward: bool = True) -> ReferenceResult:
-    """The same computed expert by expert, without serving ranks, slots or copies."""
+    """Computes the same result expert by expert, without ranks, slots or copies."""
     input_ZH, output_grad_ZH, weight_LE, result = _make_toys(load_MLGE, seed, backward)
     end_MLGE = np.cumsum(load_MLGE).reshape(load_MLGE.shape)
     for (m, layer, source, e), count in np.ndenumerate(load_MLGE):

@@ -20,7 +20,7 @@ from foremoe.solvers.split.exact import ExactSplit
 
 
 def random_placement(problem: Problem, rng: np.random.Generator, *, density: float = 0.7, evenness: float = 0.5) -> Placement:
-    """A valid placement: random replicas with random quotas, homes in place.
+    """Draws a valid placement: random replicas with random quotas, homes in place.
 
     Args:
         density: Chance that a redundant slot is filled.
@@ -41,7 +41,7 @@ def random_placement(problem: Problem, rng: np.random.Generator, *, density: flo
 
 
 def random_sources(problem: Problem, rng: np.random.Generator) -> Array:
-    """int32 [M, L, G, E]: the problem's load by source rank, or a random one with its sums where it has none."""
+    """Returns the problem's load by source rank, int32 [M, L, G, E], or a random one with its sums."""
     if problem.load_MLGE is not None:
         return problem.load_MLGE
     dealt = rng.multinomial(problem.load_MLE, rng.dirichlet(np.full(problem.G, 0.5)))
@@ -49,7 +49,7 @@ def random_sources(problem: Problem, rng: np.random.Generator) -> Array:
 
 
 def plan_of(problem: Problem, placement: Placement) -> Plan:
-    """The plan that a valid placement makes, unchanged by any solver."""
+    """Makes a plan from a valid placement, without a solver."""
     return Planner(rank=(), guard=False).plan(problem, placement, num_threads=1)[0]
 
 

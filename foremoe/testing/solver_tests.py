@@ -38,7 +38,7 @@ CLOSE = 1.0 + 1e-9  # costs are sums of floats
 
 
 class SolverTests:
-    """Laws of `RankSolver`: valid, pure, deterministic, at ease with odd loads, honest about bounds.
+    """Laws of `RankSolver`: results are valid and deterministic, inputs unchanged, odd loads accepted, bounds correct.
 
     Attributes:
         solver: The instance under test.
@@ -61,7 +61,7 @@ class SolverTests:
         return problems(**{**usual, **self.limits, **options})
 
     def solve(self, problem: Problem, start: Placement | None = None) -> Placement:
-        """The solver's placement of `problem`, with quotas, after checking that it is valid."""
+        """Returns the solver's placement of `problem`, with quotas, after checking that it is valid."""
         note(describe(problem))
         placement = self.solver.solve(problem, problem.static() if start is None else start)
         placement = with_quotas(problem, placement, self.solver.keeps_homes)

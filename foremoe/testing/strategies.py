@@ -74,11 +74,11 @@ def clusters(draw: st.DrawFn, *, min_ranks: int = 1, max_ranks: int = 6, symmetr
 def schedules(
     draw: st.DrawFn, num_micro_steps: int, *, num_layers: int = 1, stage: str | None = None, uneven: bool = False
 ) -> Schedule:
-    """Every kind of schedule for these numbers of micro-steps and layers.
+    """Draws every kind of schedule for these numbers of micro-steps and layers.
 
     Args:
         stage: ``"recompute"`` or ``"update"``; default: either.
-        uneven: Also chunks of different sizes, and re-forward in blocks of several layers.
+        uneven: Whether to include chunks of different sizes, and recomputation in blocks of several layers.
     """
     M = num_micro_steps
     if (draw(st.sampled_from(STAGES)) if stage is None else stage) == "recompute":
@@ -125,16 +125,16 @@ def problems(
     slot_depth: int | None = None, row_kinds: Sequence[str] = ROW_KINDS, sources: bool | None = None, symmetric: bool = False,
     uneven: bool = True,
 ) -> Problem:  # fmt: skip
-    """Problems of every kind the library takes.
+    """Problems of every kind that the library accepts.
 
     Args:
         max_base: Largest number of base slots per rank, so E is at most max_ranks * max_base.
         max_pairs: Largest load of one expert from one source rank.
-        slot_depth: Default: 1 to 3.
+        slot_depth: Buffers per slot; drawn from 1 to 3 by default.
         row_kinds: What a row's load may look like; see `ROW_KINDS`.
         sources: True or False: with or without ``load_MLGE``; default: either.
-        symmetric: Nodes of one size, in order.
-        uneven: Also schedules with chunks of different sizes and re-forward in blocks of layers.
+        symmetric: Whether nodes have one size, in order.
+        uneven: Whether to include schedules with chunks of different sizes and recomputation in blocks of layers.
     """
     cluster = draw(clusters(min_ranks=min_ranks, max_ranks=max_ranks, symmetric=symmetric))
     G = cluster.num_ranks
@@ -162,7 +162,7 @@ def problems(
 
 
 def placements(problem: Problem) -> st.SearchStrategy[Placement]:
-    """Random valid placements of `problem`, from static to every redundant slot filled."""
+    """Draws valid placements of `problem`, from static to every redundant slot filled."""
     return st.builds(
         functools.partial(random_placement, problem), st.builds(np.random.default_rng, st.integers(0, 2**32 - 1)),
         density=st.sampled_from([1.0, 0.6, 0.2, 0.0]), evenness=st.sampled_from([0.1, 1.0, 50.0]),
@@ -170,7 +170,7 @@ def placements(problem: Problem) -> st.SearchStrategy[Placement]:
 
 
 def plans(problem: Problem) -> st.SearchStrategy[Plan]:
-    """Valid plans of `problem`: random placements."""
+    """Draws valid plans of `problem` with random placements."""
     return placements(problem).map(functools.partial(plan_of, problem))
 
 

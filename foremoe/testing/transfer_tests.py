@@ -75,10 +75,10 @@ class TransferTests:
 
     Attributes:
         backend: The instance under test, of which every rank gets a copy, or a name that `resolve_backend` knows.
-        in_process: Ranks are threads, with a `ThreadGroup`; else processes, with a `TorchGroup` over gloo.
+        in_process: Whether ranks are threads, with a `ThreadGroup`; else they are processes, with a `TorchGroup` over gloo.
         ranks: The numbers of ranks to try; at least one of them above 1.
         device: Where the memory lies; None: the GPU if there is one. All ranks use the same GPU.
-        timeout_s: Patience of a wait that should succeed.
+        timeout_s: Timeout of a wait that should succeed.
     """
 
     backend: ClassVar[TransferBackend | str]

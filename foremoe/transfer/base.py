@@ -16,7 +16,7 @@ HOST = -1  # as a source rank: the host store of the destination's node
 
 
 class Buffers(Protocol):
-    """Where an expert's weights and gradients lie on this rank; the engine and the backends see no other memory of the model.
+    """Tells where an expert's weights and gradients are on this rank; the engine and the backends use no other model memory.
 
     An expert is one or several flat (1-D, contiguous) tensors, in the same number, order and size everywhere. Layers are indices
     of the plan, experts logical, buffers as in `TransferList.buffer_C`. What a buffer has stays the same memory from
@@ -26,21 +26,21 @@ class Buffers(Protocol):
     num_buffers: int
 
     def home(self, layer: int, expert: int) -> Tensors:
-        """The weights of an expert whose home is this rank."""
+        """Returns the weights of an expert whose home is this rank."""
 
     def slot(self, buffer: int) -> Tensors:
-        """The weights that a buffer holds."""
+        """Returns the weights in a buffer."""
 
     def main_grad(self, layer: int, expert: int) -> Tensors:
-        """Where gradients of an expert whose home is this rank are summed: float32, float64 for float64 weights, or bfloat16."""
+        """Returns the main gradients of an expert whose home is this rank: float32, float64 for float64 weights, or bfloat16."""
 
     def slot_grad(self, buffer: int) -> Tensors:
-        """The gradient of the replica in a buffer, in the dtype of `main_grad`; float32 where that is bfloat16."""
+        """Returns the gradient of the replica in a buffer, in the dtype of `main_grad`; float32 if that is bfloat16."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Copy:
-    """One expert's weights (or gradient) on the way from one rank to another.
+    """A transfer of one expert's weights (or gradient) from one rank to another.
 
     Attributes:
         key: Equal on both ends and unique among the copies in flight; from 0, below 2**31 - 1.
@@ -89,8 +89,8 @@ class TransferBackend(abc.ABC):
 
     Attributes:
         links: Links that this backend serves.
-        one_sided: The destination pulls alone, so `start` is called there only, with ``src=None``. It reads home weights, never
-            gradients. Two-sided: both ends call `start`, each with its own tensors.
+        one_sided: Whether the destination pulls alone; `start` is then called there only, with ``src=None``. It
+            reads home weights, never gradients. Two-sided: both ends call `start`, each with its own tensors.
         requires: Modules that must be importable.
     """
 

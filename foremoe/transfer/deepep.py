@@ -20,7 +20,7 @@ from foremoe.transfer.residency import Residency, SlotContents, residency
 
 
 class StackedBuffers(Buffers, Protocol):
-    """Buffers whose experts lie one behind the other, in the order of their slots; all tensors are contiguous.
+    """Buffers that hold experts contiguously, in the order of their slots.
 
     Attributes:
         slots: Weights of all buffers, [num_buffers, ...], in DeepEP's memory.
@@ -34,7 +34,7 @@ class StackedBuffers(Buffers, Protocol):
         """Weights of the experts at home on this rank, [B, ...]."""
 
     def main_grads(self, layer: int) -> Tensors:
-        """Where their gradients are summed, float32 [B, n]."""
+        """Returns the main gradients, float32 [B, n]."""
 
 
 class DeepEpEngine:
@@ -109,12 +109,12 @@ class DeepEpEngine:
                 self._ep.lb_reduce_grads(slot_grads, grads, table_DS, num_sms=self._num_sms).wait()
 
     def release(self, micro_step: int, layer: int, phase: int) -> None:
-        """The use is over on this rank; the next call of DeepEP waits for all."""
+        """Ends the use on this rank; the next call of DeepEP waits for all."""
         self._turn(micro_step, layer, phase)
         self._next, self._open = self._next + 1, None
 
     def launch(self) -> None:
-        """Nothing: copies of a use leave in `prepare`."""
+        """Does nothing: copies of a use leave in `prepare`."""
 
     def end(self) -> None:
         """Finishes the plan."""

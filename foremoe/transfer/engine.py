@@ -33,8 +33,8 @@ class Engine:
 
     Uses are asked for in the order of the plan's schedule: ``prepare(m, l, phase)``, exchange, ``weights(m, l, phase)``, compute,
     in backward ``gradients(m, l)``, ``release(m, l, phase)``, exchange, and ``launch()``, which lets copies land in buffers that
-    this use has read. With re-forward of single layers, weights of the backward use are asked for before it and released after
-    backward; in blocks of several layers, the re-forward is a use of its own.
+    this use has read. With recomputation of single layers, weights of the backward use are requested before it and released after
+    backward; in blocks of several layers, the recomputation is a use of its own.
 
     Args:
         buffers: The model's experts and the slots on this rank.
@@ -76,7 +76,7 @@ class Engine:
 
         Args:
             plan: One that keeps homes, the same on all ranks. Rank 0 checks it for all unless it is `Plan.checked`.
-            same_weights: No home weight was written since the last plan began, on any rank. Host stores then stay valid;
+            same_weights: Whether no rank has written a home weight since the last plan began. Host stores then stay valid;
                 otherwise they are filled again.
 
         Raises:
@@ -112,7 +112,7 @@ class Engine:
         self.launch()
 
     def prepare(self, micro_step: int, layer: int, phase: int) -> bool:
-        """What `weights` does on the host, so that a GPU may exchange tokens before its stream waits for copies.
+        """Does the host's part of `weights`, so that a GPU can exchange tokens before its stream waits for copies.
 
         Returns:
             False if a replica cannot be had here (in forward): the row must run at home placement on all ranks.
@@ -136,7 +136,7 @@ class Engine:
         return self._open.complete
 
     def weights(self, micro_step: int, layer: int, phase: int) -> Residency:
-        """What this rank's slots hold for a use, once it is there; the same again until it is released.
+        """Returns what this rank's slots hold for a use, once it has arrived; the same until the use is released.
 
         On a GPU the current stream waits for it, so call it where the experts' products are about to be queued. In backward the
         gradients of replicas are zero then. Raises what `prepare` raises, which it calls if nobody has.
@@ -149,14 +149,14 @@ class Engine:
         return self._open
 
     def fall_back(self, micro_step: int, layer: int) -> None:
-        """All ranks agreed that this row runs at home placement, in forward and in backward."""
+        """Runs this row at home, in forward and backward; all ranks must have agreed on it."""
         plan, _ = self._turn(micro_step, layer, Phase.FORWARD)
         self._fell_back[micro_step, layer] = None
         self._in_flight.discard((micro_step, layer))
         self._open = self._resident(plan, micro_step, layer, Phase.FORWARD)
 
     def gradients(self, micro_step: int, layer: int) -> None:
-        """Backward of the row's experts is done here: `launch` sends replica gradients home and takes in those of others."""
+        """Marks backward of the row's experts as done here; `launch` then sends replica gradients home and receives others'."""
         _, position = self._turn(micro_step, layer, Phase.BACKWARD)
         if self._open is None or self._returned:
             raise InputError(f"gradients of micro-step {micro_step}, layer {layer} come once, between weights and release.")
@@ -172,7 +172,7 @@ class Engine:
             self._departures.settle(layer)
 
     def release(self, micro_step: int, layer: int, phase: int) -> None:
-        """The use is over on this rank: its buffers are free, and `launch` may fill them again."""
+        """Ends the use on this rank: its buffers are free, and `launch` may fill them again."""
         _, position = self._turn(micro_step, layer, phase)
         if self._open is None:
             raise InputError(f"{use_text(micro_step, layer, phase)} is released before its weights were asked for.")
@@ -195,7 +195,7 @@ class Engine:
         """Finishes the plan: all gradients are home, nothing is in flight; collective.
 
         Args:
-            partial: The stage stops early, after the same use on all ranks.
+            partial: Whether the stage stops early, after the same use on all ranks.
 
         Raises:
             InputError: Uses are left and `partial` is not set.

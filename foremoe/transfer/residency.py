@@ -51,7 +51,7 @@ def residency(
     """Reads off which tensors serve every slot in a use.
 
     Raises:
-        TransferError: A backward or re-forward use lacks a replica that its forward used.
+        TransferError: A backward or recomputation use lacks a replica that its forward used.
     """
     base, quota_S = plan.B, plan.quota_MLGS[m, layer, rank].tolist()
     expert_S, weights, grads = [], list[Tensors | None](), list[Tensors | None]()

@@ -29,7 +29,7 @@ class EngineSettings:
         return_bytes: Bytes of arriving replica gradients that a rank stages at once; a single gradient may be larger. Fewer mean
             less memory and more waiting in backward.
         timeout_s: Seconds to wait for a copy. Messages between ranks have the group's own limit, which should be longer.
-        debug: Compares replicas with their homes and fills released buffers and gradients with NaN; slow.
+        debug: Whether to compare replicas with their homes and fill released buffers and gradients with NaN; slow.
 
     Raises:
         InputError: A value does not fit.
@@ -70,7 +70,7 @@ class EngineSettings:
         return dataclasses.replace(given, **table) if isinstance(given, cls) else cls(**table)
 
     def agreed(self) -> dict[str, str]:
-        """Text, by name, of all settings that the ranks of a group must have alike."""
+        """Returns the text of all settings that must be the same on all ranks of a group, by name."""
         names = [field.name for field in dataclasses.fields(self) if field.name not in self.ranks_own]
         found = {key: text for name in names for key, text in texts(name, getattr(self, name)).items()}
         if self.backends is not None:  # a name stands for an instance of its class

@@ -92,7 +92,7 @@ class Timeline:
     retired: tuple[str, ...] = ()
 
     def logged(self) -> Self:
-        """The timeline itself, once the log has what did not go as planned: each rank's copies, and on rank 0 the rows of all."""
+        """Logs what did not go as planned (each rank's copies, and on rank 0 the rows of all) and returns the timeline."""
         told = self.to_dict()
         if told["failed_over"] or told["missing"]:
             _logger.warning(
@@ -133,9 +133,9 @@ class Timeline:
         }  # fmt: skip
 
     def to_trace(self, begin_s: float = 0.0) -> TraceEvents:
-        """A trace for Perfetto: one group for this rank, tracks for each backend's copies, and one for stalls.
+        """Makes a trace for Perfetto: one group for this rank, tracks for each backend's copies, and one for stalls.
 
-        Add the events of several ranks to one trace, or load it beside a profiler's.
+        Add the events of several ranks to one trace, or load it next to a profiler's.
 
         Args:
             begin_s: When the stage began on the clock of the other trace, in seconds.

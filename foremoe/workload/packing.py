@@ -55,14 +55,14 @@ def sample_groups(sample_group_Q: Array | None, num_sequences: int) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class AsGiven(PackSolver):
-    """Keeps file order: what a trainer does that packs by token count alone.
+    """Keeps the order of the file, like a trainer that packs by token count alone.
 
     Next-fit: a micro-step is closed by the first sequence that would take it over num_ranks * tokens_per_rank tokens. In a
     micro-step each sequence goes to the rank with the fewest tokens so far, the lowest such rank on ties, so one rank may
     hold more than tokens_per_rank. A sequence longer than the whole budget is a micro-step of its own.
 
     Attributes:
-        shuffle: Puts the sequences of each group in a random order (a function of `seed`) first.
+        shuffle: Whether to put the sequences of each group in a random order first (a function of `seed`).
     """
 
     shuffle: bool = False

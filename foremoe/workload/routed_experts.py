@@ -23,7 +23,7 @@ from foremoe.workload.workload import Workload
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadSummary:
-    """What a reader found in the payloads besides routing.
+    """What a reader found in the payloads, apart from routing.
 
     Attributes:
         num_unknown_tokens: Tokens of which at least one layer is not known: those of the next two, and those with a -1.
@@ -112,10 +112,10 @@ def count_workload(
     payloads: Any, *, num_ranks: int, micro_step_Q: npt.ArrayLike | None = None, rank_Q: npt.ArrayLike | None = None,
     range_X5: npt.ArrayLike | None = None, num_micro_steps: int | None = None, stage: str = "update", **options: Any,
 ) -> tuple[Workload, ReadSummary]:  # fmt: skip
-    """Counts what rollout engines return, one payload after the other, without a trace in between.
+    """Counts what rollout engines return, one payload after the other, without building a trace.
 
-    Pairs are counted by token and layer: one whose experts are not all known is in no load but in `unknown_ML`, and an
-    expert listed twice is one pair. Where whole tokens are unknown and none lists an expert twice, the counts are those of
+    A (token, layer) with an unknown expert counts in `unknown_ML` and in no load; an expert listed twice is
+    one pair. Where whole tokens are unknown and none lists an expert twice, the counts are those of
     ``Workload.from_trace`` on the trace that `from_routed_experts` reads.
 
     Args:

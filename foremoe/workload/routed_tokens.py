@@ -16,7 +16,7 @@ from foremoe.workload.workload import Workload
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RoutedTokens(ArrayValue):
-    """Tokens of one EP group: what counts by source rank cannot say is which pairs are of one token.
+    """Tokens of one EP group with their experts, which counts by source rank do not tell.
 
     Attributes:
         topk_TLK: integers, logical experts of each token.
@@ -35,7 +35,7 @@ class RoutedTokens(ArrayValue):
 
     @classmethod
     def of(cls, trace: RoutingTrace, workload: Workload) -> Self:
-        """The tokens of a trace where `workload`, dealt from this trace in whole sequences, put them.
+        """Returns the tokens of a trace by rank and micro-step, for a `workload` dealt from it in whole sequences.
 
         Raises:
             InputError: The workload does not say where sequences went, or is of another trace.
@@ -50,14 +50,14 @@ class RoutedTokens(ArrayValue):
         return cls(topk_TLK=trace.topk_TLK, moe_layer_L=trace.moe_layer_L, micro_step_T=micro_step_T, rank_T=rank_T)
 
     def of_ranks(self, first: int, num_ranks: int) -> Self:
-        """Those of one EP group of consecutive ranks, numbered from 0."""
+        """Selects an EP group of consecutive ranks, numbered from 0."""
         rank_T = self.rank_T - first
         mine_T = (rank_T >= 0) & (rank_T < num_ranks)
         micro_step_T = np.where(mine_T, self.micro_step_T, np.int32(-1))
         return dataclasses.replace(self, micro_step_T=micro_step_T, rank_T=np.where(mine_T, rank_T, np.int32(0)))
 
     def cells(self, num_micro_steps: int, num_ranks: int) -> tuple[Array, Array]:
-        """int64 [T]: tokens by micro-step and rank, in order; and int64 [X + 1]: where those of each cell begin."""
+        """Returns tokens ordered by micro-step and rank, int64 [T], and where each cell begins, int64 [X + 1]."""
         cell_T = self.micro_step_T.astype(np.int64) * num_ranks + self.rank_T
         cell_T[self.micro_step_T < 0] = num_micro_steps * num_ranks
         order_T = np.argsort(cell_T, kind="stable")

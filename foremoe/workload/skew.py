@@ -28,7 +28,7 @@ def mean_skew(load_XG: Array) -> float:
 
 
 def skew_statistics(workload: Workload) -> dict[str, float]:
-    """Skew, drift and spread of a workload, each a mean over layers and micro-steps.
+    """Returns skew, drift and spread of a workload, each as a mean over layers and micro-steps.
 
     Returns:
         A figure for each of these names; skews are those of rows that have any load.

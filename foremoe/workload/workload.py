@@ -118,10 +118,10 @@ class Workload(ArrayValue):
         attention_MG: npt.ArrayLike | None = None, unknown_ML: npt.ArrayLike | None = None, stage: str = "update",
         model: str | None = None, moe_layer_L: npt.ArrayLike | None = None, trace_id: str = "",
     ) -> Self:  # fmt: skip
-        """A workload of counts that were made elsewhere: the primary way in.
+        """Makes a workload from counts that were made elsewhere.
 
         Args:
-            load_MLGE: Whole numbers >= 0, source rank major.
+            load_MLGE: Pairs by micro-step, layer, source rank and expert; whole numbers, not negative.
             tokens_MG: Tokens per source rank. With them the counts must balance: per micro-step and layer, pairs =
                 num_topk * (tokens - unknown). None: the fewest tokens that can hold the counts, ceil(pairs / num_topk) of
                 the layer with most pairs; nothing is checked then, so counts with dropped pairs pass.
@@ -236,7 +236,7 @@ class Workload(ArrayValue):
         return replace(self, dealt=dealt, **cut)
 
     def layers(self, indices: Sequence[int]) -> Self:
-        """Some layers (positions from 0, not the model's numbers) as a workload of its own: those of a pipeline rank, say.
+        """Returns some layers, such as those of a pipeline rank, as a workload; positions from 0, not the model's numbers.
 
         Raises:
             InputError: No index, one out of range, or one twice.

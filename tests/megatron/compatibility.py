@@ -1,4 +1,4 @@
-"""Looks up names of other packages that docs/compatibility.md lists."""
+"""Looks up names of other packages that names.md lists."""
 
 import ast
 import importlib
@@ -12,8 +12,8 @@ ROW = re.compile(r"^\| `([\w.]+):([\w.]+)(?:\(([\w, ]+)\))?` \| ([^|]*) \| ([\d.
 
 
 def listed(*packages):
-    """(module, name, parameters, what for, last version) of each name of these packages on the page."""
-    rows = [match.groups(default="") for match in ROW.finditer((ROOT / "docs" / "compatibility.md").read_text())]
+    """(module, name, parameters, what for, last version) of each name of these packages in the file."""
+    rows = [match.groups(default="") for match in ROW.finditer(Path(__file__).with_name("names.md").read_text())]
     return [row for row in rows if row[0].split(".")[0] in packages]
 
 
@@ -63,7 +63,7 @@ def imported(package):
 
 
 def unlisted(package):
-    """Imports that the page does not have; a module counts as listed if any of its names is."""
+    """Imports that the file does not have; a module counts as listed if any of its names is."""
     known = set()
     for module, name, *_ in listed(package):
         known |= {f"{module}:{name.split('.')[0]}", ":".join(module.rsplit(".", 1))}

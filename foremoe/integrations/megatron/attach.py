@@ -46,7 +46,7 @@ from foremoe.workload.workload import STAGES
 
 
 def attach(model_chunks: Any, settings: AttachSettings | None = None, **options: Any) -> Attached:
-    """Puts physical slots around every ``MoELayer`` of a built Megatron-Core model::
+    """Adds physical slots to every ``MoELayer`` of a built Megatron-Core model::
 
         moe = foremoe.integrations.megatron.attach(model_chunks, redundant=1)
         with moe.stage(work, "update"):
@@ -79,7 +79,7 @@ def attach_as(model_chunks: Any, settings: Callable[[], AttachSettings], write: 
 
 
 class Attached:
-    """Slots around the MoE layers of one rank's model chunks; made by `attach`.
+    """The slots of the MoE layers in one rank's model chunks; made by `attach`.
 
     Attributes:
         settings: What `attach` was given.
@@ -158,7 +158,7 @@ class Attached:
         return [place.number for place in self._places]
 
     def schedule_of(self, num_micro_steps: int, *, forward_only: bool = False) -> Any:
-        """The order of passes that a plan for this rank must have."""
+        """Returns the order of passes that a plan for this rank must have."""
         return schedule_of(self._config, self._places, num_micro_steps, forward_only=forward_only)
 
     def plan(
@@ -177,7 +177,7 @@ class Attached:
         return self.job.run(lambda: self._planning.plan(work, stage, home_LE, num_threads) if self._layers else None)
 
     def homes(self, *stages: tuple[Work, str], num_threads: int | None = None) -> Array:
-        """int32 [L, E]: where the planner's home level would have experts compute in a step; collective over the job.
+        """Plans where experts should compute in a step, int32 [L, E], with the planner's home level; collective over the job.
 
         Megatron's parameters stay where they are. A stage with other homes borrows: weights are exchanged as it begins, main
         gradients as it ends.
@@ -205,7 +205,7 @@ class Attached:
             stage: "update", or "recompute" (forward only).
             home_LE: Where experts compute in this stage (`homes`); default: where Megatron has them. An update needs
                 ``overlap_grad_reduce=False``: gradients must be back before they are reduced.
-            replay: Routers do as `work` says. False: by themselves, `work` is a hint, and the report has the skew as served.
+            replay: Whether routers follow `work`. If False, `work` is a hint, and the report has the skew as served.
 
         Raises:
             InputError: On all ranks of the job: work that does not fit, or, as the stage ends, routers that did not do as it

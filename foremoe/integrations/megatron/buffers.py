@@ -83,7 +83,7 @@ class MegatronBuffers:
                 self._sync.finish(param)
 
     def slot(self, buffer: int) -> Tensors:
-        """Flat weights in a buffer."""
+        """Returns the flat weights in a buffer."""
         return self._slots[buffer]
 
     def main_grad(self, layer: int, expert: int) -> Tensors:
@@ -91,7 +91,7 @@ class MegatronBuffers:
         return self.kinds[layer].flat_main_grads(self._base_slot(layer, expert))
 
     def slot_grad(self, buffer: int) -> Tensors:
-        """Flat gradient of the replica in a buffer."""
+        """Returns the flat gradient of the replica in a buffer."""
         return self._grads[buffer]
 
     @property

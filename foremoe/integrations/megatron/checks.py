@@ -18,7 +18,7 @@ def fault_of_experts(kind: ExpertKind, trains: bool) -> str:
     """Says why replicas of a layer's experts would be wrong; empty if nothing speaks against them.
 
     Args:
-        trains: Main gradients must be there.
+        trains: Whether main gradients must be there.
     """
     if "forward" in vars(kind.experts):
         return f"the forward of this {type(kind.experts).__name__} was replaced, and replicas would not run it; patch its class"

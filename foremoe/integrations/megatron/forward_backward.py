@@ -31,7 +31,7 @@ def forward_backward(
     *,
     replay: bool = True,
 ) -> Callable[..., Any]:
-    """Megatron's forward-backward function, with a plan for every call whose routing is known::
+    """Wraps Megatron's forward-backward function with a plan for every call whose routing is known::
 
         forward_backward_func = forward_backward(moe, routing_of)  # was: get_forward_backward_func()
         losses = forward_backward_func(forward_step_func=forward_step, data_iterator=batches, ..., forward_only=False)
@@ -41,11 +41,11 @@ def forward_backward(
 
     Args:
         moe: What `attach` returned, or a function that attaches to the call's `model` when it is first needed.
-        routing_of: Is given the arguments of a call by name. Returns what `Attached.plan` takes, most simply the experts of this
+        routing_of: Function of a call's arguments by name. Returns what `Attached.plan` takes, most simply the experts of this
             rank's own tokens, one integer array [T, L, K] per micro-batch; or None, on all ranks alike, for a call that runs
             without a plan. If it reads an iterator, it puts another in its place.
         function: What to run; default: what Megatron's ``get_forward_backward_func()`` gives at the time of the call.
-        replay: False: routers route by themselves, and the routing is a hint.
+        replay: Whether routers follow the routing. If False, it is a hint.
     """
 
     def run(**call: Any) -> Any:

@@ -157,7 +157,7 @@ class Trust:
         """What is known of a stage's routing; collective. None, on all ranks alike, if it is not asked.
 
         Args:
-            replay: Routers do as the routing says.
+            replay: Whether routers follow the routing.
         """
         plan, trains = planned.plan, planned.plan.header.schedule.trains
         why = "" if replay and planned.agreed else "untold"
@@ -198,7 +198,7 @@ class Trust:
 
         Args:
             known: What `begin` returned.
-            fell_back: Some rows ran at home for want of a replica.
+            fell_back: Whether rows ran at home because a replica was missing.
 
         Returns:
             An error if layers of a rank went by routes that were not those of their routers, on all ranks of the EP group.

@@ -92,7 +92,7 @@ class Planning:
         Args:
             planned: What to run.
             stage: "recompute" or "update".
-            overlaps_reduction: Gradients are reduced over data-parallel ranks while backward runs.
+            overlaps_reduction: Whether gradients are reduced over data-parallel ranks during backward.
             unprepared: Why this rank's experts cannot run; empty if they can.
 
         Raises:
@@ -113,7 +113,7 @@ class Planning:
         Args:
             plan: Plan to run.
             stage: "recompute" or "update".
-            overlaps_reduction: Gradients are reduced over data-parallel ranks while backward runs.
+            overlaps_reduction: Whether gradients are reduced over data-parallel ranks during backward.
         """
         head = plan.header
         wanted = schedule_of(self.config, self.places, plan.M, forward_only=stage == "recompute")

@@ -26,7 +26,7 @@ class Row:
 
     Attributes:
         num_R: Pairs of every redundant slot; they lie one after the other.
-        settle: Gradients must be home when backward of this row is over, because they are reduced next; asked in backward.
+        settle: Whether gradients must be home when backward of this row is over, because they are reduced next.
     """
 
     stage: MegatronStage

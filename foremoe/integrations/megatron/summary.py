@@ -29,7 +29,7 @@ class MegatronSummary:
         share_s: Seconds of exchanging counts and plans.
         slot_bytes: Memory of the slots on this rank.
         served_skew_ML: float64, skew over the EP group as served, where routing was a hint (``replay=False``); else None.
-        known_rows: (micro-step, layer) that went by routes made as the stage began: nothing was remapped, sorted or counted.
+        known_rows: Number of (micro-step, layer) pairs that used routes made as the stage began.
         counted_rows: Those that did not, by why: the "first" stage of a kind compares; more tokens are "unknown" than there are
             spare places; work "differs" from the plan or routers did from work; the experts of tokens were "untold"; the "layer"
             has another dispatcher or shared experts between its messages; routes take the "memory" that they may.

@@ -24,7 +24,7 @@ from foremoe.solvers.exact.model import Outcome, Pair, Program, Row
 
 @dataclass(frozen=True)
 class Exact(RankSolver):
-    """The least largest rank load of every row, with a proof, or the best found within a node limit.
+    """Finds the least largest rank load of every row, with a proof, or the best within a node limit.
 
     An oracle for tests and ablations and a usable solver for small groups: 16 experts on 4 ranks take about 20 ms a row and 32 on
     8 under a second. A good start helps (``rank=(Search(effort=0), Exact())``): it is the program's first solution and caps the

@@ -26,15 +26,15 @@ _FEWER, _COLDER = 4, 10.0
 
 @dataclass(frozen=True)
 class Anneal(HomeSolver):
-    """Per layer, swaps two experts of different nodes, one swap after the other, by simulated annealing from the present homes.
+    """Swaps experts of different nodes in each layer by simulated annealing, starting from the present homes.
 
     Replicas inside a node even out its ranks, but only replicas between nodes even out the nodes: so homes have to lower the
     largest node load (per rank of that node), summed over the step's micro-steps; the largest rank load where no rank has a
     redundant slot. A sum of squares smooths it. Then experts settle on the ranks of their node so that few replicas even these
     out.
 
-    Under ``"time"``, and where source ranks are known, homes also draw near to their tokens: to the seconds of the largest loads
-    are added those to dispatch every expert's pairs from where they come, and nothing is smoothed. Where replicas may go
+    Under ``"time"``, and where source ranks are known, homes also move closer to their tokens: the objective then adds the
+    seconds to dispatch every expert's pairs, and is not smoothed. Where replicas may go
     anywhere, level homes cost more than they save: experts are placed rank by rank, and the excess of the largest rank load
     counts `skew_weight` of its price. Nearness is worth most after `ExpertAware`, which gathers like sequences in a node.
 
@@ -103,7 +103,7 @@ class Anneal(HomeSolver):
         return home_LE
 
     def value(self, load_ME: Array, rank_E: Array, domain_G: Array) -> float:
-        """Sum over micro-steps of the largest domain load per rank, over the balanced sum: 1 is perfect; 0 without load.
+        """Returns the largest domain load per rank, summed over micro-steps, over the balanced sum; 1 is perfect, 0 is no load.
 
         `load_ME` are the pairs of one layer; a domain is a node, or a rank.
         """

@@ -9,7 +9,7 @@ from foremoe.problem.problem import Problem
 
 @dataclass(frozen=True)
 class Keep(HomeSolver):
-    """Every expert stays at its present home; the default, as moving homes moves master weights and optimizer state."""
+    """Keeps every expert at its present home. The default, as moving homes moves master weights and optimizer state."""
 
     def solve(self, problem: Problem) -> Array:
         """Returns ``problem.home_LE``."""

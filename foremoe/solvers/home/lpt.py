@@ -15,7 +15,7 @@ from foremoe.problem.problem import Problem
 
 @dataclass(frozen=True)
 class Lpt(HomeSolver):
-    """Per layer, experts by falling load of the whole step, each to the least loaded node and there the least loaded rank.
+    """Assigns the experts of a layer, heaviest first, to the least loaded node and its least loaded rank, once per step.
 
     Quick and blind to how loads move between micro-steps; `Anneal` starts from it. Loads are per rank of the node, so nodes of
     unequal size get their share; every rank gets exactly B experts. Among equal choices an expert keeps its present node and

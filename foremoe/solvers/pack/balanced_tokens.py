@@ -22,7 +22,7 @@ _USUAL_MODEL = "qwen3-30b-a3b"
 
 @dataclass(frozen=True, slots=True)
 class BalancedTokens(PackSolver):
-    """What trainers with balanced batches do: as few micro-steps as fit, and in each the same attention on every rank.
+    """Packs like trainers with balanced batches: as few micro-steps as fit, with the same attention on every rank.
 
     Micro-steps are formed in several ways: longest sequences first, each to the emptiest micro-step, or to the fullest with
     room; by length, next-fit; and as given. In a micro-step the sequence with most attention goes first, each to the rank with

@@ -19,13 +19,13 @@ from foremoe.workload.packing import AsGiven, sample_groups
 
 @dataclass(frozen=True, slots=True)
 class ExpertAware(PackSolver):
-    """Packs for the predicted time of the stage, by annealed moves and swaps of sequences between micro-steps and ranks.
+    """Packs for the shortest predicted stage, with annealed moves and swaps of sequences between micro-steps and ranks.
 
     The objective is the cost model's: per micro-step the attention of the slowest rank, per row the load of the busiest rank, and
-    the pairs that leave their rank or node, which fall when a sequence starts where its experts live. With replicas to come,
-    loads will be nearly even whatever the packing: of the excess of the busiest rank over the mean, `skew_weight` is still paid.
-    And replicas bring tokens nearer: of several nodes each is taken to serve its own experts and, one per redundant slot, those
-    that its sequences want most over the whole step. So sequences of like expert use gather in a node, and the home level can
+    the pairs that leave their rank or node, which fall when a sequence starts where its experts live. Replicas
+    make loads nearly even under any packing, so only `skew_weight` of the busiest rank's excess over the mean counts. They also
+    shorten the way of tokens: each of several nodes is assumed to serve its own experts and, one per redundant slot, those that
+    its sequences want most over the whole step. So sequences of like expert use gather in a node, and the home level can
     move experts to them. The search alternates: sequences for given replicas, then replicas for given sequences. It starts from
     `AsGiven` or `BalancedTokens`, whichever is better under the objective, and is never worse than either.
 
@@ -39,7 +39,7 @@ class ExpertAware(PackSolver):
         rounds: times that replicas are foreseen; `sweeps` are divided among the rounds.
         cluster: a preset of `Cluster`: what attention, expert compute and links cost.
         ranks_per_node: None: the preset's own.
-        locality: price the pairs that leave their rank and node; False leaves them out, as packers do that see loads only.
+        locality: Whether to price the pairs that leave their rank and node; packers that see loads only do not.
         sweeps: proposed changes per sequence.
         temperature: at the start, as a part of the mean cost of one sequence; it falls geometrically to a hundredth.
     """
@@ -110,7 +110,7 @@ class ExpertAware(PackSolver):
     def objective(
         self, trace: RoutingTrace, micro_step_Q: Array, rank_Q: Array, *, num_ranks: int, home_LE: Array | None = None
     ) -> float:
-        """What is minimised: predicted seconds of an update stage, uncalibrated; see the class.
+        """Returns the predicted seconds of an update stage, uncalibrated, which the packer minimises.
 
         With ``skew_weight=1, redundant=0`` they are those of `CostModel` without replicas, where every expert of the busiest rank
         has load.

@@ -15,7 +15,7 @@ from foremoe.problem.schedule import Phase
 
 @dataclass(frozen=True, repr=False)
 class Deadline(PathSolver):
-    """List scheduling over link capacities, one use (a layer in a pass) at a time.
+    """Schedules copies over link capacities, one use (a layer in a pass) at a time.
 
     Copies of a use are taken in the order they are given. Each may come from its home rank, by peer link inside a node and by
     RDMA across nodes, or from the host store of its node. A copy from a rank waits for the source's egress and the

@@ -71,14 +71,14 @@ def echo_rows(low, high, load_NE, node_G, num_base, options, expert_NGS, quota_N
 
 @dataclass(frozen=True)
 class Echo(RowSolver):
-    """What the hottest experts of a rank have above the mean goes to ranks with room, the largest excess first.
+    """Moves what the hottest experts of a rank have above the mean to ranks with room, the largest excess first.
 
     After ECHO, elastic cloning for hot experts (Megatron-Core MoE report, arXiv 2603.07685, section 4.3), as described: excess
     per expert, room per rank, and bin packing into R slots per rank. The published code has several packings, one of which
     weighs nodes; here an excess goes to the rank that it fills best, or in part to the one with the most room. The best split
     over the clones follows (`ExactSplit`'s kernel), where the published one keeps the packed amounts: that is stronger than
     published. Not imitated: kernels without host synchronisation. Where replicas must stay in their node, each node is balanced
-    by itself. Starts from the homes whatever the start placement holds, and is never worse than they are.
+    by itself. Starts from the homes and never returns a worse placement.
     """
 
     edit = staticmethod(echo_row)

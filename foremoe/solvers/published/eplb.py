@@ -105,7 +105,7 @@ def eplb_rows(low, high, load_NE, rank_G, num_groups, num_nodes, expert_NGS, quo
 
 @dataclass(frozen=True)
 class Eplb(RankSolver):
-    """The published EPLB policy on every row's own load: replicate the hottest by load per copy, pack, split evenly.
+    """The published EPLB policy on each row's own load: replicates the hottest experts, packs replicas, splits evenly.
 
     Re-places all experts, so most of them change rank from row to row: it is scored, never executed. All P slots are used; two
     copies of one expert on one rank become one slot with both shares. Rows without load keep the start. The node limit of

@@ -71,13 +71,13 @@ def feplb_rows(low, high, load_NE, node_G, num_base, options, expert_NGS, quota_
 
 @dataclass(frozen=True)
 class Feplb(RowSolver):
-    """Whole experts move inside the node: the busiest rank of a node gives the idlest one the expert that levels the two best.
+    """Moves whole experts inside a node: the busiest rank gives the idlest one the expert that balances the two best.
 
     After FEPLB (arXiv 2604.19654) as described: `dyn` experts of a rank are dynamic, here those in its first base slots; the
     others stay and compute meanwhile. A moved expert takes all of its load along, and copy engines carry weights and tokens
     inside the NVLink domain, whatever `Problem.replicas` says. A node is done when its busiest rank can give nothing that lowers
-    the larger of the two loads. How the published scheduler chooses is not described. Starts from the homes whatever the start
-    placement holds, and is never worse than they are.
+    the larger of the two loads. The published scheduler is not described in detail. Ignores the start placement's replicas,
+    and is never worse than the homes.
 
     Attributes:
         dyn: Dynamic experts of a rank, and experts that it receives at most; 4 as published. It receives no more than R.

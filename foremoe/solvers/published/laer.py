@@ -98,7 +98,7 @@ def laer_rows(low, high, load_NE, node_G, tries, seed, expert_NGS, quota_NGS):
 
 @dataclass(frozen=True)
 class Laer(RankSolver):
-    """Copies in proportion to load, the heaviest first to the least loaded rank of the node that holds fewest, even shares.
+    """Places copies in proportion to load, heaviest first, on the node with fewest and its least loaded rank; splits evenly.
 
     After LAER-MoE (arXiv 2602.11686), which keeps experts sharded over all ranks and so may lay them out anew in every iteration,
     from the loads of earlier ones. Re-places all experts, so it is scored, never executed. Candidates are the counts in

@@ -73,12 +73,12 @@ def least_loaded_rows(low, high, load_NE, node_G, num_base, options, expert_NGS,
 
 @dataclass(frozen=True)
 class LeastLoaded(RowSolver):
-    """Experts by falling load: a home keeps what fits under alpha times the mean, the rest spills to the least loaded ranks.
+    """Keeps what fits under alpha times the mean at home and spills the rest to the least loaded ranks.
 
     LLEP (Salesforce, arXiv 2601.17111; its planner is published as code, and these are its defaults), bounded by R slots per
     rank: a spill goes in chunks to the least loaded rank with a free slot, each as far as that rank's capacity allows. A chunk
     below the least takes all that is left of the spill, even above the capacity. What finds no slot stays at home. Starts from
-    the homes whatever the start placement holds, and is never worse than they are.
+    the homes and never returns a worse placement.
 
     Attributes:
         alpha: capacity of a rank as a multiple of the mean load, at least 1.

@@ -54,7 +54,7 @@ def lplb_rows(low, high, load_NE, node_G, num_base, options, expert_NGS, quota_N
 
 @dataclass(frozen=True)
 class Lplb(RowSolver):
-    """Replicas along a fixed graph of ranks, then the split that minimises the largest rank load.
+    """Places replicas along a fixed graph of ranks, then splits for the smallest maximum rank load.
 
     After DeepSeek's LPLB as described: the graph is fixed (here rank g's r-th redundant slot serves rank g + 2^r modulo G, the
     edges of a hypercube laid round a ring), the expert on an edge is the hottest of the rank at its other end, and a linear

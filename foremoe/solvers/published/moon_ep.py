@@ -71,7 +71,7 @@ def moon_ep_rows(low, high, load_NE, node_G, num_base, options, expert_NGS, quot
 
 @dataclass(frozen=True)
 class MoonEp(RowSolver):
-    """Every rank of a node gets the node's mean load: the idlest rank is filled from the busiest one, again and again.
+    """Gives every rank of a node the node's mean load by filling the idlest rank from the busiest one, repeatedly.
 
     After MoonEP (MoonshotAI, 2026), whose planner is published as code: a rank receives once, from one remote home rank, and is
     filled to the mean even if that puts the giver below it; the giver is filled later. Its pairs are those of the giver's
@@ -79,8 +79,8 @@ class MoonEp(RowSolver):
     no slot stays at home. Balances inside a node, the NVLink domain, whatever `Problem.replicas` says; nodes are not leveled
     (the published one runs EP groups of a single domain). Receivers are filled one after the other, where the published order
     goes back and forth between those of one giver. Not imitated: kernels that write tokens to their slots without host
-    synchronisation, static shapes, and weights that multicast carries. Starts from the homes whatever the start placement
-    holds, and is never worse than they are.
+    synchronisation, static shapes, and weights that multicast carries. Starts from the homes
+    and never returns a worse placement.
     """
 
     edit = staticmethod(moon_ep_row)

@@ -135,7 +135,7 @@ def quota_rows(low, high, load_NE, node_G, num_base, options, expert_NGS, quota_
 
 @dataclass(frozen=True)
 class Quota(RowSolver):
-    """The smallest rank load that a greedy spill can meet with R slots per rank, found by binary search.
+    """Finds, by binary search, the smallest rank load that a greedy spill can meet with R slots per rank.
 
     For a threshold, ranks above it give away their excess, the most loaded rank first and its hottest expert first, to ranks
     below it that have a free slot; what a rank receives it does not pass on. The rule is that of UltraEP's planner (arXiv
@@ -144,7 +144,7 @@ class Quota(RowSolver):
 
     Attributes:
         min_pairs: the least number of pairs that a replica is made for; 0 for any.
-        best_fit: a piece goes to the receiver whose room it fills best, instead of the one with the most room. That is
+        best_fit: Whether a piece goes to the receiver whose room it fills best, instead of the one with the most room. That is
             stronger than what the paper describes.
     """
 

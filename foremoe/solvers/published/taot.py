@@ -115,7 +115,7 @@ class Taot(RowSolver):
     transport problem with a communication-cost matrix; Sinkhorn's iterations give flows between ranks; flows are matched to whole
     replicas and their tokens. Our own: the cost of a copy is its seconds, inside a node or between nodes; the largest flow is
     served first, by the smallest expert that fills it, and a receiver takes up to its spare capacity. Starts from the homes
-    whatever the start placement holds, and is never worse than they are.
+    and never returns a worse placement.
 
     Attributes:
         epsilon: weight of the entropy, as a share of the dearest copy.

@@ -20,7 +20,7 @@ from foremoe.solvers.robust.kernels import Loads, Options, robust_rows
 
 @dataclass(frozen=True)
 class Robust(RankSolver):
-    """Replicas for a load that is known as a distribution, whose quotas are split when the load is known.
+    """Places replicas for a load that is known as a distribution; quotas are split when the load is known.
 
     Where scenarios are samples (`Problem.scenarios_complete` is false), an expert deserves copies by its expected load plus a
     share of the mean expert load: what is cold now may be hot then. Copies are counted by load per copy, over all redundant

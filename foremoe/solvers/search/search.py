@@ -19,7 +19,7 @@ from foremoe.solvers.search.parts import without
 
 @dataclass(frozen=True)
 class Search(RankSolver):
-    """The default: makes rows as cheap as `foremoe.price` says they are, homes kept.
+    """The default: searches each row for a placement with a lower `foremoe.price`, with experts at home.
 
     Choose it for every plan that an engine runs; `Exact` proves how far from the best a small problem's rows are, `Robust` plans
     for loads that are not known. No row costs more than its start, or than without replicas. Plans are the same on every machine

@@ -10,7 +10,7 @@ from foremoe.solvers.split.kernels import even_rows, split_all
 
 @dataclass(frozen=True)
 class Even(SplitSolver):
-    """Every slot of an expert serves the same share, its lowest slots one pair more where that does not divide.
+    """Splits an expert's pairs evenly over its slots; the lowest slots take the remainder.
 
     What systems do that route to replicas at random or in turn, the EPLB family among them. `ExactSplit` balances better.
     """

@@ -10,7 +10,7 @@ from foremoe.solvers.split.kernels import split_all, split_rows
 
 @dataclass(frozen=True)
 class ExactSplit(SplitSolver):
-    """The least maximum rank load that the given slots allow, in whole pairs; proven, for any placement.
+    """Splits pairs so that the busiest rank has the least load that the given slots allow; provably optimal.
 
     Load moves between slots of one expert along shortest residual paths, and a minimum cut tells where it cannot; see
     `split.kernels.split_row`. Among splits with the same maximum it keeps load at home where that is cheap to see, which saves
