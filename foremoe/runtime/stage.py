@@ -89,8 +89,8 @@ class Stage(abc.ABC):
         """drift_ML and served_MLS of `StageSummary`; zero for rows that did not run."""
         drift_ML = np.zeros((self.num_micro_steps, self.num_layers), np.int64)
         served_MLS = np.zeros((*drift_ML.shape, self.num_slots), np.int64)
-        for row, num_drift in self.drift.items():
-            drift_ML[row] = int(num_drift)
+        if self.drift:  # together, as each would wait for the device by itself
+            drift_ML[tuple(np.array([*self.drift]).T)] = torch.stack([*self.drift.values()]).cpu().numpy()
         for row, num_S in self.served.items():
             served_MLS[row] = num_S
         return drift_ML, served_MLS
