@@ -13,7 +13,7 @@ from foremoe.plan.plan import Plan
 from foremoe.planner.parsing import parse
 from foremoe.problem.problem import Problem
 from foremoe.report.rows import executable_problem
-from foremoe.workload.recordings import BY_RANK, SPREAD
+from foremoe.workload.recordings import is_of_counts
 from foremoe.workload.workload import Workload
 
 # Letters: M micro-steps, L layers, G ranks, E experts, P physical slots.
@@ -77,7 +77,7 @@ def dealt_again(plan: Plan, traces: tuple[str, ...]) -> Workload:
     head = plan.header
     if head.dealt is None:
         raise InputError("the plan does not say how its batch was dealt (it was counted elsewhere); give --workload FILE.")
-    if head.dealt.packer in (SPREAD, BY_RANK):
+    if is_of_counts(head.dealt):
         counts = read_routing(traces, head.model, plan.G, head.dealt.tokens_per_rank, head.key.stage)
         if not isinstance(counts, Workload):
             raise InputError("the plan was made from counts, not from this trace; give the file of counts.")

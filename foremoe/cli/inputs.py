@@ -26,7 +26,7 @@ from foremoe.simulate.systems import ep_groups
 from foremoe.synthetic.counts import synthetic_workload
 from foremoe.synthetic.imbalance import IMBALANCES, imbalance_workload
 from foremoe.workload.packing import AsGiven
-from foremoe.workload.recordings import BY_RANK, SPREAD
+from foremoe.workload.recordings import SCALED, SPREAD, is_of_counts
 from foremoe.workload.routed_tokens import RoutedTokens
 from foremoe.workload.workload import Workload
 
@@ -227,7 +227,7 @@ def _told(trace: RoutingTrace, paths: tuple[str, ...], model: Model | None) -> t
 
 def _counts(work: Workload, options: CaseOptions) -> Workload:
     """Counts, with what was said about them compared to what they hold."""
-    dealt = work.dealt is None or work.dealt.packer not in (SPREAD, BY_RANK) or kind_of(options.traces[0]) == "workload"
+    dealt = work.dealt is None or not is_of_counts(work.dealt) or kind_of(options.traces[0]) == "workload"
     for name, value in (("--tokens-per-rank", options.tokens_per_rank), ("--shuffle", options.shuffle or None)):
         if value is not None and (dealt or name == "--shuffle"):
             raise InputError(f"{name} deals a TRACE; a workload file is dealt already, so leave it out.")
@@ -254,16 +254,18 @@ def _of_other_model(found: RoutingTrace | Workload, model: Model, options: CaseO
 
 def _remarks(work: Workload, options: CaseOptions, trace: RoutingTrace | None) -> list[str]:
     remarks = []
-    recorded = work.dealt is not None and work.dealt.packer in (SPREAD, BY_RANK)
-    if work.dealt is not None and work.dealt.packer == SPREAD:
+    whole = "recorded steps" if work.dealt is not None and is_of_counts(work.dealt) else "sequences"
+    packer = "" if work.dealt is None else work.dealt.packer
+    if packer.startswith(SPREAD):
         remarks.append(f"the counts do not tell source ranks: every rank has an equal share of every expert's, {work.G} ranks.")
     repeats = 0 if trace is None or trace.L * trace.K < _MANY else trace.num_repeats()
-    tokens = int(work.tokens_MG.sum())
-    if repeats > _FEW * tokens:
-        what = "have exactly the experts of the token before them in all layers"
-        remarks.append(f"{repeats:,} tokens ({repeats / tokens:.0%}) {what}: the recording seems to repeat rows.")
+    if repeats > _FEW * (tokens := int(work.tokens_MG.sum())):
+        what = f"{repeats:,} tokens ({repeats / tokens:.0%}) have exactly the experts of the token before them in all layers"
+        remarks.append(f"{what}: the recording seems to repeat rows.")
     if options.micro_steps is not None and options.micro_steps > work.M:
         remarks.append(f"--micro-steps {options.micro_steps}: there are {work.M} only.")
+    if packer.endswith(SCALED):
+        remarks.append("recorded steps of far more tokens became micro-steps of --tokens-per-rank with the same shares.")
     if work.dealt is not None and work.dealt.over_budget:
         over, budget = work.dealt.over_budget, work.G * work.dealt.tokens_per_rank
         what = "1 sequence is" if len(over) == 1 else f"{len(over)} sequences are"
@@ -274,7 +276,6 @@ def _remarks(work: Workload, options: CaseOptions, trace: RoutingTrace | None) -
         most, empty = int(work.tokens_MG[m, g]), int((work.tokens_MG == 0).sum())
         here = f"; {empty} of {work.tokens_MG.size} places (a rank in a micro-step) have none" if empty else ""
         longest = f" and the longest has {int(trace.seq_len_Q.max()):,}" if trace is not None else ""
-        whole = "recorded steps" if recorded else "sequences"
         long = f"rank {g} has {most:,} tokens in micro-step {m}, since {whole} are not cut{longest}{here}"
         remarks.append(f"{long}; a longer --tokens-per-rank than {work.dealt.tokens_per_rank} evens that out.")
     unknown = int(work.unknown_ML.max(axis=1).sum())

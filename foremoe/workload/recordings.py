@@ -23,6 +23,8 @@ from foremoe.workload.workload import Workload
 
 SPREAD = "recorded counts, spread evenly over ranks"
 BY_RANK = "recorded counts of each rank"
+SCALED = "; long steps in proportion"
+_LONG = 2  # budgets, above which a recorded step is a statistic of many micro-steps
 
 
 def open_recordings(
@@ -33,9 +35,10 @@ def open_recordings(
 
     Routing of sequences is read as `from_routed_experts` reads it: tokens that a file does not know, or gives an expert twice,
     are unknown. Counts become a workload. Recorded steps without pairs are left out; the others are joined, in order, until
-    they have `tokens_per_rank` tokens for each rank, and are a micro-step. Where counts do not tell source ranks, the pairs of
-    a layer are dealt to the ranks in turn, in the order of the experts: every rank has the same share of every expert, up to
-    one pair. `Workload.dealt` says so. See docs/recording.md for the kinds of files.
+    they have `tokens_per_rank` tokens for each rank, and are a micro-step. A step with more than twice as many is a statistic of
+    many micro-steps: it becomes one, with the same shares of pairs. Where counts do not tell source ranks, the pairs of a layer
+    are dealt to the ranks in turn, in the order of the experts: every rank has the same share of every expert, up to one pair.
+    `Workload.dealt` says so. See docs/recording.md for the kinds of files.
 
     Args:
         model: The model that was recorded. Counts need it for top-k; routing where the file does not name it.
@@ -117,6 +120,10 @@ def _workload(parts: list[Recorded], model: Model | None, num_ranks: int, tokens
     # Joins steps until they fill a micro-step; those that are left out have no pairs.
     tokens_S = -(-load_SLGE.sum(axis=3).max(axis=1).sum(axis=1) // K)
     load_SLGE, tokens_S = load_SLGE[tokens_S > 0], tokens_S[tokens_S > 0]
+    long_S = np.flatnonzero(tokens_S > _LONG * budget)
+    for s in long_S:
+        load_SLGE[s] = _in_proportion(load_SLGE[s], budget / tokens_S[s])
+    tokens_S[long_S] = budget
     group_S = (np.cumsum(tokens_S) - tokens_S) // budget
     load_MLGE = np.add.reduceat(load_SLGE, np.flatnonzero(np.diff(group_S, prepend=-1)), axis=0)
     load_MLGE = load_MLGE if by_rank else _spread(load_MLGE[:, :, 0], G)
@@ -125,7 +132,22 @@ def _workload(parts: list[Recorded], model: Model | None, num_ranks: int, tokens
         np.pad(load_MLGE, ((0, 0), (0, 0), (0, 0), (0, unused))), num_topk=K, stage=stage,
         model=None if model is None else model.name, moe_layer_L=layer_L,
     )  # fmt: skip
-    return dataclasses.replace(work, dealt=Dealt(tokens_per_rank=tokens_per_rank, packer=BY_RANK if by_rank else SPREAD, seed=0))
+    packer = (BY_RANK if by_rank else SPREAD) + (SCALED if len(long_S) else "")
+    return dataclasses.replace(work, dealt=Dealt(tokens_per_rank=tokens_per_rank, packer=packer, seed=0))
+
+
+def is_of_counts(dealt: Dealt) -> bool:
+    """Whether a workload is from counts that `open_recordings` read."""
+    return dealt.packer.removesuffix(SCALED) in (SPREAD, BY_RANK)
+
+
+def _in_proportion(load_LGE: Array, share: float) -> Array:
+    """int64 [L, G, E]: that share of each layer's and rank's pairs, by largest remainders."""
+    exact_LGE = load_LGE * share
+    out_LGE: Array = np.floor(exact_LGE).astype(np.int64)
+    lack_LG = np.rint(exact_LGE.sum(axis=2)).astype(np.int64) - out_LGE.sum(axis=2)
+    place_LGE = np.argsort(np.argsort(out_LGE - exact_LGE, axis=2, kind="stable"), axis=2, kind="stable")
+    return out_LGE + (place_LGE < lack_LG[:, :, None])
 
 
 def _moe_layers(load_SLGE: Array, layer_L: Array, model: Model | None) -> tuple[Array, Array]:

@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 import foremoe
 from foremoe.base.errors import InputError
 from foremoe.workload import open_recordings
-from foremoe.workload.recordings import BY_RANK, SPREAD
+from foremoe.workload.recordings import BY_RANK, SCALED, SPREAD
 
 LAYERS, EXPERTS, TOPK, FIRST = 3, 8, 2, 1
 TINY = dataclasses.replace(
@@ -240,6 +240,19 @@ def test_counts_of_several_ranks_keep_their_sources(tmp_path):
     assert (work.load_MLGE == np.stack(per_rank, axis=2)).all() and work.dealt.packer == BY_RANK
     with pytest.raises(InputError, match="counted by 2 ranks, in 3 steps; give num_ranks=2"):
         open_recordings(paths, num_ranks=4)
+
+
+def test_a_statistic_of_many_micro_steps_becomes_one_with_the_same_shares(tmp_path):
+    """Beside a step that is not longer than two micro-steps, which stays as it is."""
+    load_SLE = np.stack([1000 * counts(1)[0], counts(1, 5)[0]])
+    tokens = int(load_SLE[0].sum(axis=1).max()) // TOPK
+    np.savez(tmp_path / "counts.npz", load=load_SLE)
+    work = open_recordings([tmp_path / "counts.npz"], model=TINY, num_ranks=2, tokens_per_rank=tokens // 1000)
+    assert work.dealt.packer == SPREAD + SCALED and work.M == 2 and work.tokens_MG.max() <= 2 * (tokens // 1000)
+    wanted_LE = load_SLE[0] * (2 * (tokens // 1000) / tokens)
+    assert np.abs(work.load_MLE[0] - wanted_LE).max() < 1.0
+    assert (work.load_MLE[0].sum(axis=1) == np.rint(wanted_LE.sum(axis=1))).all()
+    assert (work.load_MLE[1] == load_SLE[1]).all()
 
 
 def test_pairs_are_dealt_in_turn():
