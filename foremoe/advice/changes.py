@@ -89,12 +89,14 @@ class Advice:
         if max(self.speedup, most) < 1.0 + LEAST_USE:
             return f"do not use foremoe here: it would gain {max(self.speedup, most) - 1.0:.1%}"
         if best is None:
-            return f"nothing to change: even routing would gain {max(self.even_gain, 0.0):.1%} more"
+            where = "" if any(change.cost == _LAYOUT for change in self.changes) else " with these micro-steps and ranks"
+            return f"nothing to change{where}: even routing would gain {max(self.even_gain, 0.0):.1%} more"
         if best.name == RECOMPUTE:
             return f"{best.name}: the stage does not fit without it ({best.cost})"
         return f"{best.name}: {best.speedup - 1.0:.1%} more tokens per second ({best.cost})"
 
 
+_LAYOUT = "another layout"  # of `redealt`, which not every command tries
 RECOMPUTE, DO_NOT_RECOMPUTE = "turn on activation recomputation", "turn off activation recomputation"
 
 
@@ -121,14 +123,14 @@ def advise(
 
     Example:
         >>> print(foremoe.advise(problem))
-        nothing to change: even routing would gain 2.1% more
+        nothing to change with these micro-steps and ranks: even routing would gain 2.1% more
     """
     trainer = trainer or Trainer()
     case = Case(problem, trainer)
     if slots is None:
         slots = choose_slots(problem, trainer=trainer, num_threads=num_threads)
     of_slots_s = {f"R = {option.redundant}": option.stage_s for option in slots.options}  # simulated already
-    tried = list(_changes(case, slots)) + [(name, "another layout", other) for name, other in (redealt or {}).items()]
+    tried = list(_changes(case, slots)) + [(name, _LAYOUT, other) for name, other in (redealt or {}).items()]
     now_s, changes = stage_seconds(case, case, num_threads=num_threads), list[Change]()
     bare = case._replace(problem=dataclasses.replace(problem, redundant=0))
     may_fit = _fits(bare)  # where the stage does not fit even without slots, they are not what has to change

@@ -59,7 +59,8 @@ COLUMNS = {
 _HELP = """Plans one case with every strategy and prints a line for each.
 
 Several TRACEs are one workload. A TRACE may also be a workload file of counts. A row is a (micro-step, layer); skew is the
-largest over the mean rank load of a row, 1.000 is perfect. Baselines run as they are, without foremoe's guard.
+largest over the mean rank load of a row, 1.000 is perfect. Baselines and solvers that you
+name run as they are; Planner(rank=(SOLVER,)) keeps experts at home in rows that SOLVER makes dearer.
 
 \b
 Example:

@@ -91,20 +91,20 @@ def layer_range(text: str, num_layers: int) -> range:
 
 
 def planners_of(names: Sequence[str]) -> dict[str, Planner]:
-    """The planners of a list of names (none: `DEFAULT`), in the order of `STRATEGIES`, whatever order they were named in."""
+    """The planners to compare by a list of names (none: `DEFAULT`), in the order of `STRATEGIES`, whatever order they came in."""
     chosen = names or list(DEFAULT)
     ordered = [*(name for name in STRATEGIES if name in chosen), *(name for name in chosen if name not in STRATEGIES)]
-    return {name: planner_of(name) for name in ordered}
+    return {name: planner_of(name, guard=False) for name in ordered}
 
 
-def planner_of(text: str, shuffle: bool = False) -> Planner:
+def planner_of(text: str, shuffle: bool = False, guard: bool = True) -> Planner:
     """The planner that a strategy's name, a solver's text or a place in a module stands for; `shuffle` is ``--shuffle``."""
     # An installed command has its own folder first on the path; module:name means the folder it is called in.
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     require_known(text.strip(), [*STRATEGIES, *entry_point_names(GROUP)], "strategy")
     try:
-        planner = resolve(text)
+        planner = resolve(text, guard=guard)
     except InputError:
         raise
     except Exception as error:

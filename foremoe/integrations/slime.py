@@ -50,14 +50,14 @@ def install(args: Any) -> None:
     model.setup_model_and_optimizer = build_and_attach
 
 
-# Options whose argument has another name; of the last, the argument is there where the option is not.
-_ARGUMENTS = {"fp8": "--fp8-format", "fp4": "--fp4-format", "add_bias_linear": "--disable-bias-linear"}
+# Options whose argument has another name.
+_ARGUMENTS = {"fp8": "--fp8-format", "fp4": "--fp4-format"}
 
 
 def argument(name: str, value: Any) -> str:
     """What to do to slime's command so that Megatron's option `name` is `value`."""
     shown = _ARGUMENTS.get(name, "--" + name.replace("_", "-"))
-    if value is None or (value is False and name != "add_bias_linear"):
+    if value is None or value is False:
         return f"nothing of {shown}"
     return shown if isinstance(value, bool) else f"{shown} {value}"
 

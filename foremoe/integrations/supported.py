@@ -69,12 +69,11 @@ class Refusal:
         return InputError(f"foremoe cannot be attached to this model: {self.reason}{told}.")
 
 
-def refusal_of(get: Get, parallel: Parallel, *, biased: bool = False) -> Refusal | None:
+def refusal_of(get: Get, parallel: Parallel) -> Refusal | None:
     """The first option that is not supported; None if all are.
 
     Args:
         get: Looks options up.
-        biased: Whether experts have biases.
     """
     if get("moe_virtual_expert_load_balance", False):
         whole, get = get, lambda name, default: default if name in _VIRTUAL else whole(name, default)
@@ -111,8 +110,6 @@ def refusal_of(get: Get, parallel: Parallel, *, biased: bool = False) -> Refusal
          "foremoe follows the plain 1F1B order; set overlap_moe_expert_parallel_comm=False and delay_wgrad_compute=False",
          overlapped),
         (narrow, "fp8 and fp4 experts are not supported; set fp8=None, fp4=None and no router padding", narrow),
-        (biased and get("add_bias_linear", False), "experts with biases are not supported; set add_bias_linear=False",
-         {"add_bias_linear": False}),
         (get("transformer_impl", None) == "inference_optimized",
          "experts for inference have other kernels; set transformer_impl='transformer_engine' or 'local'",
          {"transformer_impl": "transformer_engine"}),

@@ -38,7 +38,7 @@ STRATEGIES: MappingProxyType[str, Planner] = MappingProxyType(
 )
 
 
-def resolve(text: str | Planner | Any) -> Planner:
+def resolve(text: str | Planner | Any, *, guard: bool = True) -> Planner:
     """Returns the planner that `text` names, or raises InputError with the list of names.
 
     Args:
@@ -50,6 +50,7 @@ def resolve(text: str | Planner | Any) -> Planner:
               ``"package.module:Class(depth=2)"``;
             * a repr: ``"Quota(min_pairs=64)"`` or ``"Planner(rank=(Search(), package.module:Class()))"``;
             * a planner or solver.
+        guard: Whether a solver that stands alone gets the guard of `Planner`; without it, a comparison shows the solver itself.
 
     Example:
         >>> foremoe.resolve("eplb-step").rank
@@ -58,24 +59,24 @@ def resolve(text: str | Planner | Any) -> Planner:
         (Search(effort=5000),)
     """
     if not isinstance(text, str):
-        return _planner_of(text, repr(text))
+        return _planner_of(text, repr(text), guard)
     name = text.strip()
     if name in STRATEGIES:
         return STRATEGIES[name]
     if "(" in name:
-        return _planner_of(parse(name), name)
+        return _planner_of(parse(name), name, guard)
     installed = entry_point_names(GROUP)
     if name in installed:
-        return _planner_of(load_entry_point(GROUP, name), name)
+        return _planner_of(load_entry_point(GROUP, name), name, guard)
     if ":" in name:
-        return _planner_of(load_place(name), name)
+        return _planner_of(load_place(name), name, guard)
     if "." in name:
         raise InputError(f"there is no strategy {name!r}; a place in a module is written {':'.join(name.rsplit('.', 1))!r}.")
     names, form = ", ".join([*STRATEGIES, *installed]), "a solver such as 'Quota(min_pairs=64)' or 'package.module:name'"
     raise InputError(f"there is no strategy {name!r}; choose from {names}, or write {form}.")
 
 
-def _planner_of(found: Any, name: str) -> Planner:
+def _planner_of(found: Any, name: str, guard: bool) -> Planner:
     if isinstance(found, Planner):
         return found
     if isinstance(found, type):
@@ -84,7 +85,7 @@ def _planner_of(found: Any, name: str) -> Planner:
         found = row_solver(found)
     if not hasattr(found, "level"):
         raise InputError(f"{name} is {type(found).__name__}, not a solver, a planner or a per-row function.")
-    return Planner(rank=(found,)) if found.level == "rank" else Planner().using(found)
+    return Planner(rank=(found,), guard=guard) if found.level == "rank" else Planner().using(found)
 
 
 def row_solver(edit: Any, *, compiled: bool = True) -> RowSolver:

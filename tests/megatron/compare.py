@@ -97,7 +97,7 @@ def one_step(
         for name, grad in plain.grads[step].items():
             error = (grad.double() - planned.grads[step][name].double()).abs()
             if name in magnitudes:
-                bound = relative_bound(case) * magnitudes[name]
+                bound = relative_bound(case, name) * magnitudes[name]
                 expert.append(float(torch.where(error == 0, 0.0, error / bound).max()))
             else:
                 other.append(float(error.max()))
@@ -129,13 +129,13 @@ def _alone(case, unplanned, alike, hint, padded):
     return arms.run(case, 2, update=False, watch=Magnitudes, unplanned=unplanned, alike=alike, hint=hint, padded=padded)
 
 
-def relative_bound(case):
-    """How far an element of an expert gradient may be off, as a multiple of its A."""
+def relative_bound(case, name):
+    """How far an element of an expert gradient may be off, as a multiple of its A; only weights' are fused."""
     layout = case.layout
     data_parallel = case.num_ranks // (layout.pp * layout.tp)
     k = layout.M * layout.T * data_parallel + EXTRA_ROUNDINGS  # no expert has more pairs than there are tokens
     gamma = k * 2.0**-24 / (1 - k * 2.0**-24)
-    rounds = layout.bf16 and layout.engine != "Fused"
+    rounds = layout.bf16 and (layout.engine != "Fused" or "bias" in name)
     if layout.narrow:
         narrow = (layout.M + data_parallel + 4) * 2.0**-8
         return 2 * (gamma + narrow / (1 - narrow) * (1 + gamma))

@@ -4,20 +4,30 @@ import torch
 
 
 class GroupedLinear(torch.nn.Module):
-    """One matrix [out, in] per expert, ``weight0`` and so on; takes the sizes of `num_gemms` parts as a list."""
+    """One matrix [out, in] per expert, ``weight0`` and so on, and maybe a ``bias0``; takes the sizes of its parts as a list."""
 
-    def __init__(self, num_gemms, input_size, output_size, *, config, **_):
+    def __init__(self, num_gemms, input_size, output_size, *, config, bias=False, skip_bias_add=True, **_):
         super().__init__()
-        self.num_gemms, self.use_bias, self.config = num_gemms, False, config
+        self.num_gemms, self.use_bias, self.config = num_gemms, bias, config
+        self.te_return_bias = bias and skip_bias_add
         for i in range(num_gemms):
             weight = torch.nn.Parameter(torch.randn(output_size, input_size, dtype=config.params_dtype) * 0.2)
             weight.allreduce = False
             self.register_parameter(f"weight{i}", weight)
+        for i in range(num_gemms if bias else 0):
+            self.register_parameter(f"bias{i}", torch.nn.Parameter(torch.zeros(output_size, dtype=config.params_dtype)))
+            getattr(self, f"bias{i}").allreduce = False
 
     def forward(self, x, m_splits):
         assert isinstance(m_splits, list) and len(m_splits) == self.num_gemms
-        weights = [self.weight(i) for i in range(self.num_gemms)]
-        return _Product.apply(x, m_splits, None, *weights), None
+        product = _Product.apply(x, m_splits, self.sums(), *(self.weight(i) for i in range(self.num_gemms)))
+        biases = [getattr(self, f"bias{i}") for i in range(self.num_gemms)] if self.use_bias else None
+        if biases is None or self.te_return_bias:
+            return product, biases
+        return torch.cat([part + bias for part, bias in zip(product.split(m_splits), biases, strict=True)]), None
+
+    def sums(self):
+        """Where backward adds the gradients of weights; None: it returns them."""
 
     def weight(self, i):
         return getattr(self, f"weight{i}")
@@ -30,10 +40,9 @@ class Fused(GroupedLinear):
         super().__init__(*args, **options)
         self.fuse_wgrad_accumulation = True
 
-    def forward(self, x, m_splits):
-        weights = [self.weight(i) for i in range(self.num_gemms)]
-        sums = [weight.main_grad for weight in weights] if self.fuse_wgrad_accumulation and torch.is_grad_enabled() else None
-        return _Product.apply(x, m_splits, sums, *weights), None
+    def sums(self):
+        fuses = self.fuse_wgrad_accumulation and torch.is_grad_enabled()
+        return [self.weight(i).main_grad for i in range(self.num_gemms)] if fuses else None
 
 
 class Quantized(GroupedLinear):

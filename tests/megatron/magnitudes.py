@@ -26,7 +26,7 @@ class Magnitudes:
             experts = getattr(layer.mlp, "experts", None)
             for expert in getattr(experts, "local_experts", ()):
                 for linear in (expert.linear_fc1, expert.linear_fc2):
-                    hook = lambda linear, args, out: self._sequential(names[linear.weight], args[0], out[0])  # noqa: E731
+                    hook = lambda linear, args, out: self._sequential(names, linear, args[0], out[0])  # noqa: E731
                     self._hooks.append(linear.register_forward_hook(hook))
             for linear in (x for x in (getattr(experts, f"linear_fc{n}", None) for n in (1, 2)) if hasattr(x, "num_gemms")):
                 self._hooks.append(linear.register_forward_hook(partial(self._engine, names)))
@@ -52,11 +52,17 @@ class Magnitudes:
                 dist.all_reduce(total, group=ps.get_expert_data_parallel_group())
         return {name: total.view(shapes[name]) / ps.get_data_parallel_world_size() for name, total in taken.items()}
 
-    def _sequential(self, name, x, output):
-        total = self._sums.setdefault(name, torch.zeros(output.shape[1], x.shape[1], dtype=torch.float64))
+    def _sequential(self, names, linear, x, output):
+        total = self._sums.setdefault(names[linear.weight], torch.zeros(output.shape[1], x.shape[1], dtype=torch.float64))
         x = x.detach().double().abs()
         if output.requires_grad:  # not in the first forward of a recomputed layer
             output.register_hook(lambda grad: _add(total, grad.double().abs().t() @ x))
+            if linear.bias is not None:
+                output.register_hook(partial(self._bias, names[linear.bias]))
+
+    def _bias(self, name, grad):
+        """A bias counts as the weight of an input of 1, as the router's probabilities are no larger."""
+        _add(self._sums.setdefault(name, torch.zeros(grad.shape[1], dtype=torch.float64)), grad.double().abs().sum(0))
 
     def _engine(self, names, linear, args, out):
         x, num_rows = args
@@ -67,8 +73,10 @@ class Magnitudes:
         xs = x.detach().double().abs().split(num_rows)
 
         def add(grad):
-            for total, mine, g in zip(totals, xs, grad.double().abs().split(num_rows), strict=True):
+            for i, (total, mine, g) in enumerate(zip(totals, xs, grad.double().abs().split(num_rows), strict=True)):
                 _add(total, g.t() @ mine)
+                if linear.use_bias:
+                    self._bias(names[getattr(linear, f"bias{i}")], g)
 
         if out[0].requires_grad:
             out[0].register_hook(add)

@@ -17,6 +17,14 @@ FUSED = (
     Case(2, Layout(bf16=True, engine="Fused", recompute="full2")),
     Case(4, Layout(bf16=True, engine="Fused", narrow=True)),
 )
+# Experts with biases, as gpt-oss has: two more tensors of every replica.
+BIASED = (
+    Case(2, Layout(options=(("add_bias_linear", True),))),
+    Case(
+        4, Layout(bf16=True, engine="Fused", overlap_grad=True, overlap_param=True, options=(("add_bias_linear", True),)), nodes=2
+    ),
+    Case(4, Layout(pp=2, num_layers=4, recompute="full2", engine="GroupedLinear", options=(("add_bias_linear", True),))),
+)
 # What the optimizer and checkpoints have to do with; what made the gradients is compared in one step.
 OF_THE_OPTIMIZER = ("grid", "tp", "overlap_grad", "optimizer", "experts")
 # The case, and whether products of matrices are `steady_rows` or those of BLAS.
@@ -31,7 +39,7 @@ def test_all_pairs_are_covered():
     assert len(all_pairs()) > sum(map(len, FACTORS.values()))
 
 
-@pytest.mark.parametrize("case", [*CASES, *NARROW, SINGLE, *FUSED], ids=str)
+@pytest.mark.parametrize("case", [*CASES, *NARROW, SINGLE, *FUSED, *BIASED], ids=str)
 def test_one_step_equals_the_program_without_foremoe(pool, case):
     verdicts = pool.run(compare.one_step, case, num_ranks=case.num_ranks)
     for rank, verdict in enumerate(verdicts):

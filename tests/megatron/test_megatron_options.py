@@ -33,7 +33,7 @@ SOURCES = {
 
 # Equal, by the variants of test_megatron_experts.py and the layouts of program.py.
 EQUAL = """
-activation_func activation_func_clamp_value activation_func_fp8_input_store bf16 bias_activation_fusion
+activation_func activation_func_clamp_value activation_func_fp8_input_store add_bias_linear bf16 bias_activation_fusion
 expert_model_parallel_size ffn_hidden_size gated_linear_unit glu_linear_offset gradient_accumulation_fusion hidden_size
 moe_apply_probs_on_input moe_enable_routing_replay moe_ffn_hidden_size moe_flex_dispatcher_backend moe_grouped_gemm
 moe_latent_size moe_layer_freq moe_mlp_glu_interleave_size moe_router_pre_softmax moe_router_topk
@@ -43,7 +43,7 @@ use_fused_weighted_squared_relu use_te_activation_func
 """
 # Refused when attaching, by test_megatron_refusals.py; some of their values only.
 REFUSED = """
-add_bias_linear cuda_graph_impl delay_wgrad_compute expert_gtp_weight_remat_size expert_tensor_parallel_size fp4 fp8
+cuda_graph_impl delay_wgrad_compute expert_gtp_weight_remat_size expert_tensor_parallel_size fp4 fp8
 moe_expert_capacity_factor moe_expert_rank_capacity_factor moe_pad_expert_input_to_capacity moe_paged_stash
 moe_router_padding_for_fp8 moe_router_padding_for_quantization moe_single_grouped_weight
 num_microbatches_with_partial_activation_checkpoints overlap_dispatch_backward_with_experts_wgrad

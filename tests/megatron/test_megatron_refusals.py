@@ -4,7 +4,6 @@ import contextlib
 from unittest.mock import patch
 
 import pytest
-import torch
 
 pytest.importorskip("megatron.core", reason="megatron-core is not installed; make test-megatron installs it")
 
@@ -61,9 +60,6 @@ def refusal(_group, layout, options, sizes):
             moe.token_dispatcher = value
         elif name == "subclass":
             moe.token_dispatcher.__class__ = type("OtherDispatcher", (type(moe.token_dispatcher),), {})
-        elif name == "bias":
-            program.config.add_bias_linear = True
-            moe.experts.local_experts[0].linear_fc1.register_parameter("bias", torch.nn.Parameter(torch.zeros(1)))
         elif name == "experts":
             moe.experts.__class__ = type("OtherExperts", (moe.experts.__class__.__base__,), {})
         else:
@@ -110,10 +106,6 @@ def test_another_interleaved_order(pool):
 def test_another_dispatcher_than_the_config_says(pool):
     refused(pool, Layout(), {"dispatcher": 7}, "moe_token_dispatcher_type='alltoall' and 'flex'")
     refused(pool, Layout(), {"subclass": True}, "dispatches by OtherDispatcher; foremoe supports MoEAlltoAllTokenDispatcher and")
-
-
-def test_experts_with_biases(pool):
-    refused(pool, Layout(), {"bias": True}, "set add_bias_linear=False")
 
 
 def test_an_unknown_kind_of_experts(pool):

@@ -269,7 +269,7 @@ def _difference(alone, planned, magnitudes, config, ps):
     tp, pp = ps.get_tensor_model_parallel_world_size(), ps.get_pipeline_model_parallel_world_size()
     half = config.params_dtype != torch.float32 or alone["output 0"].dtype != torch.float32
     layout = types.SimpleNamespace(tp=tp, pp=pp, M=M, T=T * tp, bf16=half, narrow=False, engine=None)
-    bound = compare.relative_bound(types.SimpleNamespace(layout=layout, num_ranks=torch.distributed.get_world_size()))
+    bound = compare.relative_bound(types.SimpleNamespace(layout=layout, num_ranks=torch.distributed.get_world_size()), "")
     for name, tensor in alone.items():
         error = (tensor.double() - planned[name].double()).abs()
         allowed = bound * magnitudes[f"0.{name}"] if f"0.{name}" in magnitudes else torch.zeros(())

@@ -117,16 +117,15 @@ class GroupedExperts(ExpertKind):
 
 
 class TransformerEngineExperts(ExpertKind):
-    """`TEGroupedMLP`: parameters ``weight0`` .. of two grouped linear modules, [out, in]. Never run on a GPU yet.
+    """`TEGroupedMLP`: parameters ``weight0``, ``bias0`` .. of two grouped linear modules, [out, in]. Never run on a GPU yet.
 
     Base slots run Transformer Engine's kernels as ever; replicas, few as they are, the same modules with one matrix. Where weight
     gradients are fused, those of replicas are summed in float32 too.
     """
 
     def parameters(self, base_slot: int) -> list[torch.nn.Parameter]:
-        return [
-            linear._parameters[f"weight{base_slot}"] for linear in self._linears if f"weight{base_slot}" in linear._parameters
-        ]
+        names = f"weight{base_slot}", f"bias{base_slot}"
+        return [linear._parameters[name] for linear in self._linears for name in names if name in linear._parameters]
 
     @property
     def fused(self) -> bool:
@@ -137,13 +136,12 @@ class TransformerEngineExperts(ExpertKind):
         return self.experts.linear_fc1, self.experts.linear_fc2
 
     def single(self, fused: bool = False) -> tuple[torch.nn.Module, list[str]]:
-        linears = {
-            name: _like(linear, num_gemms=1, fuse_wgrad_accumulation=fused, _parameters={"weight0": linear.weight0})
-            for name, linear in self.experts.named_children()
-            if name in ("linear_fc1", "linear_fc2")
-        }
+        linears = {}
+        for name, linear in zip(("linear_fc1", "linear_fc2"), self._linears, strict=True):
+            first = {part: linear._parameters[part] for part in ("weight0", "bias0") if part in linear._parameters}
+            linears[name] = _like(linear, num_gemms=1, fuse_wgrad_accumulation=fused, _parameters=first)
         single = _like(self.plain(), num_local_experts=1, _modules=dict(self.experts._modules) | linears)
-        return single, [f"{name}.weight0" for name in linears]
+        return single, [f"{name}.{part}" for name, linear in linears.items() for part in linear._parameters]
 
 
 def _like(module: torch.nn.Module, **changes: Any) -> Any:

@@ -108,7 +108,7 @@ def require_supported(config: Any, places: Sequence[Place], write: Write | None 
         pp=parallel_state.get_pipeline_model_parallel_world_size(),
         vpp=parallel_state.get_virtual_pipeline_model_parallel_world_size() or 1,
     )  # fmt: skip
-    refusal = refusal_of(partial(getattr, config), parallel, biased=_biased(places))
+    refusal = refusal_of(partial(getattr, config), parallel)
     if refusal is not None:
         raise refusal.error(write)
     for place in places:
@@ -121,10 +121,6 @@ def require_supported(config: Any, places: Sequence[Place], write: Write | None 
                 f"layer {place.number} dispatches by {own.__name__}; foremoe supports {supported}, which "
                 "moe_token_dispatcher_type='alltoall' and 'flex' make."
             )
-
-
-def _biased(places: Sequence[Place]) -> bool:
-    return any("bias" in name for place in places for name, _ in place.moe.experts.named_parameters())
 
 
 def schedule_of(config: Any, places: Sequence[Place], num_micro_steps: int, *, forward_only: bool) -> Schedule:
