@@ -7,6 +7,7 @@ from foremoe.base.errors import InputError, printable
 from foremoe.plan.plan import Plan
 from foremoe.plan.replicas import Replicas
 from foremoe.plan.transfers import Link
+from foremoe.problem.cost import Cost
 from foremoe.problem.placement import Stop
 from foremoe.workload.skew import mean_skew, skew
 
@@ -86,6 +87,7 @@ def explain(plan: Plan, micro_step: int, layer: int) -> str:
     lines = [
         f"{row_name(plan, micro_step, layer)}: {int(load_E.sum())} pairs, mean {before_G.mean():.1f} per rank",
         f"busiest rank: {before_G.max()} at home -> {after_G.max()} planned; proven lower bound {bound:.0f}",
+        _price(plan.cost_ML.each(lambda part_ML: part_ML[micro_step, layer])),
         f"stopped: {_stopped(plan, micro_step, layer, after_G.max() < bound + 1.0)}",
         "rank  node  at home  planned  replicas held (expert: pairs, from rank)",
     ]
@@ -101,6 +103,14 @@ def explain(plan: Plan, micro_step: int, layer: int) -> str:
     return "\n".join(lines)
 
 
+def _price(cost: Cost) -> str:
+    """Microseconds of a row in all passes, part by part."""
+    exchanges_s, copies_s = cost.dispatch_s + cost.combine_s, cost.transfer_s + cost.gradient_s
+    parts = {"experts": cost.compute_s, "exchanges": exchanges_s, "exposed copies": copies_s, "attention": cost.window_s}
+    shown = ", ".join(f"{name} {1e6 * float(seconds):.0f}" for name, seconds in parts.items())
+    return f"price, us: {shown}"
+
+
 def _stopped(plan: Plan, micro_step: int, layer: int, at_bound: bool) -> str:
     """Why a row is as it is, and not better."""
     stop = Stop(plan.stop_ML[micro_step, layer])
@@ -114,7 +124,8 @@ def _stopped(plan: Plan, micro_step: int, layer: int, at_bound: bool) -> str:
         return "the planner ran to its end" if slots else "there are no redundant slots (R = 0)"
     if not free:
         return f"all {slots} redundant slots are taken"
-    return f"{free} of {slots} redundant slots are free; no further copy was found to pay"
+    why = "; no further copy was found to pay" if "Search(" in plan.header.planner else ""
+    return f"{free} of {slots} redundant slots are free{why}"
 
 
 def diff(old: Plan, new: Plan) -> str:

@@ -32,7 +32,7 @@ def plan(problem: foremoe.Problem) -> foremoe.Plan:
 
 
 def stopped(plan: foremoe.Plan, micro_step: int = 0, layer: int = 0) -> str:
-    return plan.explain(micro_step, layer).splitlines()[2].removeprefix("stopped: ")
+    return plan.explain(micro_step, layer).splitlines()[3].removeprefix("stopped: ")
 
 
 @pytest.mark.parametrize("name", foremoe.STRATEGIES)
@@ -57,6 +57,20 @@ def test_a_row_says_why_it_stopped(problem, plan):
     assert stopped(done) == f"{8 - used} of 8 redundant slots are free; no further copy was found to pay"
     high = dataclasses.replace(plan, load_bound_ML=np.full_like(plan.load_bound_ML, 1e6))
     assert stopped(high) == "no placement with these homes and slots has a lower busiest rank"
+
+
+def test_a_row_says_what_it_costs(plan):
+    line = plan.explain(1, 2).splitlines()[2]
+    parts = {name: float(value) for name, value in re.findall(r"([a-z ]+) (\d+)", line.removeprefix("price, us: "))}
+    assert sum(parts.values()) == pytest.approx(1e6 * plan.cost_ML.total_s[1, 2], abs=2.0) and len(parts) == 4
+
+
+def test_a_solver_that_does_not_ask_what_pays_is_not_said_to(problem):
+    plan = foremoe.resolve("greedy").plan(problem)[0]
+    below = dataclasses.replace(
+        plan, load_bound_ML=np.zeros_like(plan.load_bound_ML), stop_ML=np.full_like(plan.stop_ML, Stop.DONE)
+    )
+    assert stopped(below).endswith(("redundant slots are free", "redundant slots are taken"))
 
 
 def test_without_slots_there_is_nothing_to_try(problem):
