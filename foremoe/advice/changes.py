@@ -121,7 +121,7 @@ def advise(
 
     Example:
         >>> print(foremoe.advise(problem))
-        nothing to change: even routing would gain 2.1% more
+        nothing to change: even routing would gain 2.2% more
     """
     trainer = trainer or Trainer()
     case = Case(problem, trainer)
