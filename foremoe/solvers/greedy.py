@@ -8,7 +8,7 @@ from foremoe.base.compiled import kernel
 from foremoe.solvers.base import RowSolver
 from foremoe.solvers.split.kernels import home_row
 
-# Letters: N rows, G ranks, S slots per rank, E experts.
+# Letters: G ranks, S slots per rank, E experts.
 
 
 @kernel
@@ -59,13 +59,6 @@ def greedy_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
             break
 
 
-@kernel
-def greedy_rows(low, high, load_NE, node_G, num_base, options, expert_NGS, quota_NGS):
-    """`greedy_row` for rows [low, high)."""
-    for n in range(low, high):
-        greedy_row(load_NE[n], node_G, num_base, options, expert_NGS[n], quota_NGS[n])
-
-
 @dataclass(frozen=True)
 class Greedy(RowSolver):
     """Copies the hottest expert of the most loaded rank to the least loaded rank that can take it, until nothing improves.
@@ -77,4 +70,3 @@ class Greedy(RowSolver):
     """
 
     edit = staticmethod(greedy_row)
-    rows = staticmethod(greedy_rows)

@@ -9,7 +9,7 @@ from foremoe.solvers.base import RowSolver
 from foremoe.solvers.rows import empty_idle
 from foremoe.solvers.split.kernels import home_row, split_row
 
-# Letters: N rows, G ranks, V domains (nodes, or one for all ranks), B base slots, S slots per rank, E experts.
+# Letters: G ranks, V domains (nodes, or one for all ranks), B base slots, S slots per rank, E experts.
 
 
 @kernel
@@ -62,13 +62,6 @@ def echo_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
     empty_idle(num_base, expert_GS, quota_GS)
 
 
-@kernel
-def echo_rows(low, high, load_NE, node_G, num_base, options, expert_NGS, quota_NGS):
-    """`echo_row` for rows [low, high)."""
-    for n in range(low, high):
-        echo_row(load_NE[n], node_G, num_base, options, expert_NGS[n], quota_NGS[n])
-
-
 @dataclass(frozen=True)
 class Echo(RowSolver):
     """What the hottest experts of a rank have above the mean goes to ranks with room, the largest excess first.
@@ -82,4 +75,3 @@ class Echo(RowSolver):
     """
 
     edit = staticmethod(echo_row)
-    rows = staticmethod(echo_rows)

@@ -13,7 +13,7 @@ from foremoe.problem.problem import Problem
 from foremoe.solvers.base import RowSolver
 from foremoe.solvers.split.kernels import home_row
 
-# Letters: N rows, G ranks, V nodes, S slots per rank, E experts.
+# Letters: G ranks, V nodes, S slots per rank, E experts.
 
 
 class Options(NamedTuple):
@@ -62,13 +62,6 @@ def feplb_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
         num_taken_G[to] += 1
 
 
-@kernel
-def feplb_rows(low, high, load_NE, node_G, num_base, options, expert_NGS, quota_NGS):
-    """`feplb_row` for rows [low, high)."""
-    for n in range(low, high):
-        feplb_row(load_NE[n], node_G, num_base, options, expert_NGS[n], quota_NGS[n])
-
-
 @dataclass(frozen=True)
 class Feplb(RowSolver):
     """Whole experts move inside the node: the busiest rank of a node gives the idlest one the expert that levels the two best.
@@ -88,7 +81,6 @@ class Feplb(RowSolver):
     dyn: int = 4
 
     edit = staticmethod(feplb_row)
-    rows = staticmethod(feplb_rows)
     Options = Options
 
     def __post_init__(self) -> None:

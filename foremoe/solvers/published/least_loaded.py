@@ -10,7 +10,7 @@ from foremoe.base.errors import InputError
 from foremoe.base.fields import real, whole
 from foremoe.solvers.base import RowSolver
 
-# Letters: N rows, G ranks, R redundant slots, S slots per rank, E experts.
+# Letters: G ranks, R redundant slots, S slots per rank, E experts.
 
 
 class Options(NamedTuple):
@@ -64,13 +64,6 @@ def least_loaded_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
             spill -= amount
 
 
-@kernel
-def least_loaded_rows(low, high, load_NE, node_G, num_base, options, expert_NGS, quota_NGS):
-    """`least_loaded_row` for rows [low, high)."""
-    for n in range(low, high):
-        least_loaded_row(load_NE[n], node_G, num_base, options, expert_NGS[n], quota_NGS[n])
-
-
 @dataclass(frozen=True)
 class LeastLoaded(RowSolver):
     """Experts by falling load: a home keeps what fits under alpha times the mean, the rest spills to the least loaded ranks.
@@ -91,7 +84,6 @@ class LeastLoaded(RowSolver):
     threshold: float = 1.3
 
     edit = staticmethod(least_loaded_row)
-    rows = staticmethod(least_loaded_rows)
     Options = Options
 
     def __post_init__(self) -> None:

@@ -8,7 +8,7 @@ from foremoe.base.compiled import kernel
 from foremoe.solvers.base import RowSolver
 from foremoe.solvers.split.kernels import home_row
 
-# Letters: N rows, G ranks, V nodes, S slots per rank, E experts.
+# Letters: G ranks, V nodes, S slots per rank, E experts.
 
 
 @kernel
@@ -62,13 +62,6 @@ def moon_ep_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
             over_G[to] += amount
 
 
-@kernel
-def moon_ep_rows(low, high, load_NE, node_G, num_base, options, expert_NGS, quota_NGS):
-    """`moon_ep_row` for rows [low, high)."""
-    for n in range(low, high):
-        moon_ep_row(load_NE[n], node_G, num_base, options, expert_NGS[n], quota_NGS[n])
-
-
 @dataclass(frozen=True)
 class MoonEp(RowSolver):
     """Every rank of a node gets the node's mean load: the idlest rank is filled from the busiest one, again and again.
@@ -84,4 +77,3 @@ class MoonEp(RowSolver):
     """
 
     edit = staticmethod(moon_ep_row)
-    rows = staticmethod(moon_ep_rows)

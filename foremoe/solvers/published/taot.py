@@ -12,7 +12,7 @@ from foremoe.problem.problem import Problem
 from foremoe.solvers.base import RowSolver
 from foremoe.solvers.split.kernels import home_row
 
-# Letters: N rows, G ranks, S slots per rank, E experts.
+# Letters: G ranks, S slots per rank, E experts.
 
 
 class Options(NamedTuple):
@@ -100,13 +100,6 @@ def taot_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
         flow_GG[giver, taker] -= amount
 
 
-@kernel
-def taot_rows(low, high, load_NE, node_G, num_base, options, expert_NGS, quota_NGS):
-    """`taot_row` for rows [low, high)."""
-    for n in range(low, high):
-        taot_row(load_NE[n], node_G, num_base, options, expert_NGS[n], quota_NGS[n])
-
-
 @dataclass(frozen=True)
 class Taot(RowSolver):
     """Moves excess load to idle ranks as entropic optimal transport with a price on distance, one expert per planned flow.
@@ -126,7 +119,6 @@ class Taot(RowSolver):
     rounds: int = 50
 
     edit = staticmethod(taot_row)
-    rows = staticmethod(taot_rows)
     Options = Options
 
     def __post_init__(self) -> None:
