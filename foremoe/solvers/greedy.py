@@ -6,7 +6,7 @@ import numpy as np
 
 from foremoe.base.compiled import kernel
 from foremoe.solvers.base import RowSolver
-from foremoe.solvers.split.kernels import home_row
+from foremoe.solvers.split.kernels import start_at_home
 
 # Letters: G ranks, S slots per rank, E experts.
 
@@ -15,9 +15,7 @@ from foremoe.solvers.split.kernels import home_row
 def greedy_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
     """One row of `Greedy`; see `RowSolver.edit`."""
     G, S = expert_GS.shape
-    expert_GS[:, num_base:] = -1
-    home_E = home_row(load_E, expert_GS, quota_GS)
-    load_G = quota_GS.astype(np.int64).sum(axis=1)
+    home_E, load_G = start_at_home(load_E, num_base, expert_GS, quota_GS)
     hot_S = np.empty(S, np.int64)
     moved = True
     while moved:

@@ -10,7 +10,7 @@ from foremoe.base.compiled import kernel
 from foremoe.base.fields import real, whole
 from foremoe.problem.problem import Problem
 from foremoe.solvers.base import RowSolver
-from foremoe.solvers.split.kernels import home_row
+from foremoe.solvers.split.kernels import even_targets, start_at_home
 
 # Letters: G ranks, S slots per rank, E experts.
 
@@ -19,15 +19,6 @@ class Options(NamedTuple):
     node_only: bool  # whether replicas stay inside their home's node
     far: float  # Gibbs kernel of a copy between nodes; that of a copy inside a node is 1
     rounds: int  # Sinkhorn iterations
-
-
-@kernel
-def _excess(load_G):
-    """int64 [G]: load above an even share, in whole pairs; the most loaded ranks may keep the remainder."""
-    num_ranks, total = load_G.size, load_G.sum()
-    over_G = load_G - total // num_ranks
-    over_G[np.argsort(-load_G, kind="mergesort")[: total % num_ranks]] -= 1
-    return over_G
 
 
 @kernel
@@ -61,9 +52,8 @@ def _flows(over_G, node_G, options):
 def taot_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
     """One row of `Taot`; see `RowSolver.edit`."""
     G, S = expert_GS.shape
-    expert_GS[:, num_base:] = -1
-    home_row(load_E, expert_GS, quota_GS)
-    over_G = _excess(quota_GS.astype(np.int64).sum(axis=1))
+    _, load_G = start_at_home(load_E, num_base, expert_GS, quota_GS)
+    over_G = load_G - even_targets(load_G, np.zeros(G, np.int64))
     flow_GG = _flows(over_G, node_G, options)
     used_G = np.full(G, num_base)
     while True:
