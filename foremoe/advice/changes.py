@@ -123,7 +123,7 @@ def advise(
 
     Example:
         >>> print(foremoe.advise(problem))
-        nothing to change with these micro-steps and ranks: even routing would gain 2.1% more
+        nothing to change with these micro-steps and ranks: even routing would gain 2.2% more
     """
     trainer = trainer or Trainer()
     case = Case(problem, trainer)

@@ -1,9 +1,11 @@
 """`RowSolver`: a rank-level solver written for one row."""
 
 import abc
+import builtins
 import collections
 import dataclasses
 import functools
+import types
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
@@ -12,6 +14,7 @@ import numpy as np
 from numba.core.errors import NumbaError, UnsupportedBytecodeError
 
 from foremoe.base.arrays import Array
+from foremoe.base.compiled import kernel
 from foremoe.base.errors import InputError
 from foremoe.base.parallel import for_rows
 from foremoe.levels import RankSolver
@@ -64,13 +67,10 @@ class RowSolver(RankSolver):
         compiled: Whether `edit` is compiled.
         Options: Type of the options; None for `node_only` and the solver's fields. Built-in solvers name a type of their own:
             machine code on disk is found again only by types that can be imported.
-        rows: Driver ``(low, high, load_NE, node_G, num_base, options, expert_NGS, quota_NGS)`` that runs rows [low, high); None
-            for one that is made from `edit`. Built-in solvers give a compiled one, which numba can cache on disk.
     """
 
     compiled: ClassVar[bool] = True
     Options: ClassVar[Any] = None
-    rows: ClassVar[Any] = None
 
     @staticmethod
     @abc.abstractmethod
@@ -101,18 +101,10 @@ class RowSolver(RankSolver):
             InputError: numba cannot compile `edit`, or the start is not valid.
         """
         require_start(problem, start)
-        return self.run(problem, problem.replicas == "node", problem.load_NE, start)
-
-    def run(self, problem: Problem, node_only: bool, load_NE: Array, start: Placement) -> Placement:
-        """Runs `edit` on any rows: loads and the placements that they start from."""
-        options, driver = self.options(node_only, problem), self.rows or _driver(type(self))
-        node_G, num_base = problem.cluster.node_of_rank_G, problem.B
-
-        def rows(low: int, high: int, expert_NGS: Array, quota_NGS: Array) -> None:
-            driver(low, high, load_NE, node_G, num_base, options, expert_NGS, quota_NGS)
-
+        options, driver = self.options(problem.replicas == "node", problem), _driver(type(self))
+        given = problem.load_NE, problem.cluster.node_of_rank_G, problem.B, options
         try:
-            return edit_rows(start, rows)
+            return edit_rows(start, lambda low, high, *placed: driver(low, high, *given, *placed))
         except (NumbaError, UnsupportedBytecodeError) as error:
             why, cure = " ".join(str(error).split())[:300], "write it in what numba supports, or set compiled = False"
             raise InputError(f"numba cannot compile the edit of {self!r} ({why}); {cure}.") from error
@@ -123,14 +115,20 @@ def _options_type(name: str, fields: tuple[str, ...]) -> Any:
     return collections.namedtuple(f"{name}Options", ("node_only", *fields))
 
 
+def _rows(low, high, load_NE, node_G, num_base, options, expert_NGS, quota_NGS):
+    """Rows [low, high); `edit` is a global of the copy that `_driver` makes."""
+    for n in range(low, high):
+        edit(load_NE[n], node_G, num_base, options, expert_NGS[n], quota_NGS[n])  # type: ignore[name-defined]  # noqa: F821
+
+
 @functools.cache
 def _driver(solver: type[RowSolver]) -> Any:
+    """`_rows` with the solver's `edit`; where that is a kernel, so is this, and numba finds both in its disk cache."""
     edit: Any = solver.edit
-    if solver.compiled and not isinstance(edit, numba.core.registry.CPUDispatcher):
+    cached = isinstance(edit, numba.core.registry.CPUDispatcher)
+    if solver.compiled and not cached:
         edit = numba.njit(nogil=True)(edit)
-
-    def driver(low, high, load_NE, node_G, num_base, options, expert_NGS, quota_NGS):
-        for n in range(low, high):
-            edit(load_NE[n], node_G, num_base, options, expert_NGS[n], quota_NGS[n])
-
-    return numba.njit(nogil=True)(driver) if solver.compiled else driver
+    names = {"__builtins__": builtins, "__name__": solver.__module__, "edit": edit}
+    driver = types.FunctionType(_rows.__code__, names, f"{solver.__name__}_rows")
+    driver.__qualname__ = f"{solver.__module__}.{solver.__name__}_rows"
+    return kernel(driver) if cached else numba.njit(nogil=True)(driver) if solver.compiled else driver

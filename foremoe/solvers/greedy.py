@@ -6,18 +6,16 @@ import numpy as np
 
 from foremoe.base.compiled import kernel
 from foremoe.solvers.base import RowSolver
-from foremoe.solvers.split.kernels import home_row
+from foremoe.solvers.split.kernels import start_at_home
 
-# Letters: N rows, G ranks, S slots per rank, E experts.
+# Letters: G ranks, S slots per rank, E experts.
 
 
 @kernel
 def greedy_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
     """One row of `Greedy`; see `RowSolver.edit`."""
     G, S = expert_GS.shape
-    expert_GS[:, num_base:] = -1
-    home_E = home_row(load_E, expert_GS, quota_GS)
-    load_G = quota_GS.astype(np.int64).sum(axis=1)
+    home_E, load_G = start_at_home(load_E, num_base, expert_GS, quota_GS)
     hot_S = np.empty(S, np.int64)
     moved = True
     while moved:
@@ -59,13 +57,6 @@ def greedy_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
             break
 
 
-@kernel
-def greedy_rows(low, high, load_NE, node_G, num_base, options, expert_NGS, quota_NGS):
-    """`greedy_row` for rows [low, high)."""
-    for n in range(low, high):
-        greedy_row(load_NE[n], node_G, num_base, options, expert_NGS[n], quota_NGS[n])
-
-
 @dataclass(frozen=True)
 class Greedy(RowSolver):
     """Copies the hottest expert of the most loaded rank to the least loaded rank that can take it, until nothing improves.
@@ -77,4 +68,3 @@ class Greedy(RowSolver):
     """
 
     edit = staticmethod(greedy_row)
-    rows = staticmethod(greedy_rows)

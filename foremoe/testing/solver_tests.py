@@ -186,7 +186,7 @@ class SolverTests:
 def plain_python(solver: RowSolver) -> RowSolver:
     """The same row solver, run by the interpreter."""
     edit: Any = solver.edit
-    body = {"edit": staticmethod(getattr(edit, "py_func", edit)), "compiled": False, "rows": RowSolver.rows}
+    body = {"edit": staticmethod(getattr(edit, "py_func", edit)), "compiled": False}
     plain = type(f"Plain{type(solver).__name__}", (type(solver),), body)
     fields: Any = dataclasses.fields(solver) if dataclasses.is_dataclass(solver) else ()
     made: RowSolver = plain(**{field.name: getattr(solver, field.name) for field in fields if field.init})

@@ -36,7 +36,6 @@ class Exact(RankSolver):
 
     Attributes:
         node_limit: branch-and-bound nodes per row.
-        gap: the search of a row ends when load minus bound falls to this share of what the start has reached.
         time_limit_s: wall-clock seconds per row; results depend on the machine then, so `deterministic` turns False.
     """
 
@@ -44,12 +43,10 @@ class Exact(RankSolver):
     requires: ClassVar[tuple[str, ...]] = ("pyscipopt",)
 
     node_limit: int = 1000
-    gap: float = 0.0
     time_limit_s: float | None = None
 
     def __post_init__(self) -> None:
         whole(self.node_limit, "node_limit of Exact", 1, 2**31 - 1)
-        real(self.gap, "gap of Exact", 0.0, 1.0, open_low=False)
         if self.time_limit_s is not None:
             real(self.time_limit_s, "time_limit_s of Exact")
 
@@ -107,7 +104,7 @@ class Exact(RankSolver):
     def _solve_row(self, row: Row, node_only: bool, start: dict[Pair, float]) -> Outcome | None:
         program = Program(row, row.pairs(node_only))
         program.start_from(start)
-        outcome = program.solve(node_limit=self.node_limit, gap=self.gap * row.most_load, time_limit_s=self.time_limit_s)
+        outcome = program.solve(node_limit=self.node_limit, time_limit_s=self.time_limit_s)
         if outcome is None:
             return None
         rounded = {p: float(round(q)) for p, q in outcome.quota.items()}
@@ -115,7 +112,7 @@ class Exact(RankSolver):
             return outcome._replace(quota=rounded)
         # The split came from an interior point of the program: the same replicas once more, with whole quotas.
         split = Program(row, list(outcome.quota), whole=True)
-        again = split.solve(node_limit=self.node_limit, gap=0.0, time_limit_s=self.time_limit_s)
+        again = split.solve(node_limit=self.node_limit, time_limit_s=self.time_limit_s)
         return None if again is None else outcome._replace(quota={p: float(round(q)) for p, q in again.quota.items()})
 
 

@@ -94,13 +94,12 @@ class Program:
         self.model.setSolVal(solution, self.peak, load_G.max())
         return bool(self.model.addSol(solution, free=True))
 
-    def solve(self, *, node_limit: int, gap: float, time_limit_s: float | None) -> Outcome | None:
-        """Runs SCIP to the end or a limit, the `gap` between largest load and bound being one; None if it found no solution."""
+    def solve(self, *, node_limit: int, time_limit_s: float | None) -> Outcome | None:
+        """Runs SCIP to the end or a limit; None if it found no solution."""
         model = self.model
         model.hideOutput()
         model.setParams({
             "limits/totalnodes": node_limit,
-            "limits/absgap": gap,
             # Signal handlers belong to the caller's main thread.
             "misc/catchctrlc": False,
             "parallel/maxnthreads": 1,

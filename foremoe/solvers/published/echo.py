@@ -7,18 +7,16 @@ import numpy as np
 from foremoe.base.compiled import kernel
 from foremoe.solvers.base import RowSolver
 from foremoe.solvers.rows import empty_idle
-from foremoe.solvers.split.kernels import home_row, split_row
+from foremoe.solvers.split.kernels import split_row, start_at_home
 
-# Letters: N rows, G ranks, V domains (nodes, or one for all ranks), B base slots, S slots per rank, E experts.
+# Letters: G ranks, V domains (nodes, or one for all ranks), B base slots, S slots per rank, E experts.
 
 
 @kernel
 def echo_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
     """One row of `Echo`; see `RowSolver.edit`."""
     G, S = expert_GS.shape
-    expert_GS[:, num_base:] = -1
-    home_row(load_E, expert_GS, quota_GS)
-    load_G = quota_GS.astype(np.int64).sum(axis=1)
+    _, load_G = start_at_home(load_E, num_base, expert_GS, quota_GS)
     domain_G = node_G if options.node_only else np.zeros_like(node_G)
     total_V, size_V = np.zeros(domain_G.max() + 1, np.int64), np.zeros(domain_G.max() + 1, np.int64)
     for g in range(G):
@@ -62,13 +60,6 @@ def echo_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
     empty_idle(num_base, expert_GS, quota_GS)
 
 
-@kernel
-def echo_rows(low, high, load_NE, node_G, num_base, options, expert_NGS, quota_NGS):
-    """`echo_row` for rows [low, high)."""
-    for n in range(low, high):
-        echo_row(load_NE[n], node_G, num_base, options, expert_NGS[n], quota_NGS[n])
-
-
 @dataclass(frozen=True)
 class Echo(RowSolver):
     """Moves what the hottest experts of a rank have above the mean to ranks with room, the largest excess first.
@@ -82,4 +73,3 @@ class Echo(RowSolver):
     """
 
     edit = staticmethod(echo_row)
-    rows = staticmethod(echo_rows)

@@ -11,9 +11,9 @@ from foremoe.base.fields import whole
 from foremoe.problem.placement import Placement
 from foremoe.problem.problem import Problem
 from foremoe.solvers.base import RowSolver
-from foremoe.solvers.split.kernels import home_row
+from foremoe.solvers.split.kernels import start_at_home
 
-# Letters: N rows, G ranks, V nodes, S slots per rank, E experts.
+# Letters: G ranks, V nodes, S slots per rank, E experts.
 
 
 class Options(NamedTuple):
@@ -25,9 +25,7 @@ class Options(NamedTuple):
 def feplb_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
     """One row of `Feplb`; see `RowSolver.edit`."""
     G, S = expert_GS.shape
-    expert_GS[:, num_base:] = -1
-    home_row(load_E, expert_GS, quota_GS)
-    load_G = quota_GS.astype(np.int64).sum(axis=1)
+    _, load_G = start_at_home(load_E, num_base, expert_GS, quota_GS)
     num_taken_G = np.zeros(G, np.int64)
     room = min(options.dyn, S - num_base)
     done_V = np.zeros(node_G.max() + 1, np.bool_)
@@ -62,13 +60,6 @@ def feplb_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
         num_taken_G[to] += 1
 
 
-@kernel
-def feplb_rows(low, high, load_NE, node_G, num_base, options, expert_NGS, quota_NGS):
-    """`feplb_row` for rows [low, high)."""
-    for n in range(low, high):
-        feplb_row(load_NE[n], node_G, num_base, options, expert_NGS[n], quota_NGS[n])
-
-
 @dataclass(frozen=True)
 class Feplb(RowSolver):
     """Moves whole experts inside a node: the busiest rank gives the idlest one the expert that balances the two best.
@@ -88,7 +79,6 @@ class Feplb(RowSolver):
     dyn: int = 4
 
     edit = staticmethod(feplb_row)
-    rows = staticmethod(feplb_rows)
     Options = Options
 
     def __post_init__(self) -> None:

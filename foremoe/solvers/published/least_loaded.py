@@ -9,8 +9,9 @@ from foremoe.base.compiled import kernel
 from foremoe.base.errors import InputError
 from foremoe.base.fields import real, whole
 from foremoe.solvers.base import RowSolver
+from foremoe.solvers.split.kernels import start_at_home
 
-# Letters: N rows, G ranks, R redundant slots, S slots per rank, E experts.
+# Letters: G ranks, R redundant slots, S slots per rank, E experts.
 
 
 class Options(NamedTuple):
@@ -25,21 +26,13 @@ def least_loaded_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
     """One row of `LeastLoaded`; see `RowSolver.edit`."""
     G, S = expert_GS.shape
     node_only, min_pairs = options.node_only, max(1, options.min_pairs)
-    home_E, load_G = np.empty(load_E.size, np.int64), np.zeros(G, np.int64)
-    expert_GS[:, num_base:] = -1
-    quota_GS[:, num_base:] = 0
-    for g in range(G):
-        for b in range(num_base):
-            e = expert_GS[g, b]
-            quota_GS[g, b] = load_E[e]
-            home_E[e] = g * num_base + b
-            load_G[g] += load_E[e]
+    home_E, load_G = start_at_home(load_E, num_base, expert_GS, quota_GS)
     mean = load_G.sum() / G
     if load_G.max() < options.threshold * mean:
         return
     capacity = max(np.int64(options.alpha * (load_G.sum() // G)), np.int64(1))
     for e in np.argsort(-load_E.astype(np.int64), kind="mergesort"):
-        home, b = home_E[e] // num_base, home_E[e] % num_base
+        home, b = home_E[e] // S, home_E[e] % S
         # What colder experts will keep at home counts as load already, so the hottest spill first.
         spill = min(np.int64(quota_GS[home, b]), load_G[home] - capacity)
         while spill > 0:
@@ -64,13 +57,6 @@ def least_loaded_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
             spill -= amount
 
 
-@kernel
-def least_loaded_rows(low, high, load_NE, node_G, num_base, options, expert_NGS, quota_NGS):
-    """`least_loaded_row` for rows [low, high)."""
-    for n in range(low, high):
-        least_loaded_row(load_NE[n], node_G, num_base, options, expert_NGS[n], quota_NGS[n])
-
-
 @dataclass(frozen=True)
 class LeastLoaded(RowSolver):
     """Keeps what fits under alpha times the mean at home and spills the rest to the least loaded ranks.
@@ -91,7 +77,6 @@ class LeastLoaded(RowSolver):
     threshold: float = 1.3
 
     edit = staticmethod(least_loaded_row)
-    rows = staticmethod(least_loaded_rows)
     Options = Options
 
     def __post_init__(self) -> None:

@@ -9,7 +9,7 @@ from foremoe.solvers.base import RowSolver
 from foremoe.solvers.rows import empty_idle
 from foremoe.solvers.split.kernels import split_row
 
-# Letters: N rows, G ranks, V nodes, R redundant slots, S slots per rank, E experts.
+# Letters: G ranks, V nodes, R redundant slots, S slots per rank, E experts.
 
 
 @kernel
@@ -45,13 +45,6 @@ def lplb_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
     empty_idle(num_base, expert_GS, quota_GS)
 
 
-@kernel
-def lplb_rows(low, high, load_NE, node_G, num_base, options, expert_NGS, quota_NGS):
-    """`lplb_row` for rows [low, high)."""
-    for n in range(low, high):
-        lplb_row(load_NE[n], node_G, num_base, options, expert_NGS[n], quota_NGS[n])
-
-
 @dataclass(frozen=True)
 class Lplb(RowSolver):
     """Places replicas along a fixed graph of ranks, then splits for the smallest maximum rank load.
@@ -63,4 +56,3 @@ class Lplb(RowSolver):
     """
 
     edit = staticmethod(lplb_row)
-    rows = staticmethod(lplb_rows)

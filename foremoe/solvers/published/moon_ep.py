@@ -6,35 +6,17 @@ import numpy as np
 
 from foremoe.base.compiled import kernel
 from foremoe.solvers.base import RowSolver
-from foremoe.solvers.split.kernels import home_row
+from foremoe.solvers.split.kernels import even_targets, start_at_home
 
-# Letters: N rows, G ranks, V nodes, S slots per rank, E experts.
-
-
-@kernel
-def _targets(load_G, node_G):
-    """int64 [G]: the mean load of every rank's node, in whole pairs; the most loaded ranks get the remainder."""
-    total_V, size_V = np.zeros(node_G.max() + 1, np.int64), np.zeros(node_G.max() + 1, np.int64)
-    for g in range(load_G.size):
-        total_V[node_G[g]] += load_G[g]
-        size_V[node_G[g]] += 1
-    target_G = np.empty(load_G.size, np.int64)
-    rest_V = total_V - total_V // np.maximum(size_V, 1) * size_V
-    for g in np.argsort(-load_G, kind="mergesort"):
-        v = node_G[g]
-        target_G[g] = total_V[v] // size_V[v] + (rest_V[v] > 0)
-        rest_V[v] -= 1
-    return target_G
+# Letters: G ranks, V nodes, S slots per rank, E experts.
 
 
 @kernel
 def moon_ep_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
     """One row of `MoonEp`; see `RowSolver.edit`."""
     G, S = expert_GS.shape
-    expert_GS[:, num_base:] = -1
-    home_row(load_E, expert_GS, quota_GS)
-    load_G = quota_GS.astype(np.int64).sum(axis=1)
-    over_G = load_G - _targets(load_G, node_G)
+    _, load_G = start_at_home(load_E, num_base, expert_GS, quota_GS)
+    over_G = load_G - even_targets(load_G, node_G)
     received_G = np.zeros(G, np.bool_)
     while True:
         to = -1
@@ -62,13 +44,6 @@ def moon_ep_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
             over_G[to] += amount
 
 
-@kernel
-def moon_ep_rows(low, high, load_NE, node_G, num_base, options, expert_NGS, quota_NGS):
-    """`moon_ep_row` for rows [low, high)."""
-    for n in range(low, high):
-        moon_ep_row(load_NE[n], node_G, num_base, options, expert_NGS[n], quota_NGS[n])
-
-
 @dataclass(frozen=True)
 class MoonEp(RowSolver):
     """Gives every rank of a node the node's mean load by filling the idlest rank from the busiest one, repeatedly.
@@ -84,4 +59,3 @@ class MoonEp(RowSolver):
     """
 
     edit = staticmethod(moon_ep_row)
-    rows = staticmethod(moon_ep_rows)

@@ -10,7 +10,7 @@ from foremoe.base.compiled import kernel
 from foremoe.base.fields import flag, whole
 from foremoe.solvers.base import RowSolver
 
-# Letters: N rows, G ranks, B base slots, R redundant slots, S = B + R, E experts.
+# Letters: G ranks, B base slots, R redundant slots, S = B + R, E experts.
 
 
 class Options(NamedTuple):
@@ -126,13 +126,6 @@ def quota_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
     _spill(threshold, case, options, expert_GS, quota_GS)
 
 
-@kernel
-def quota_rows(low, high, load_NE, node_G, num_base, options, expert_NGS, quota_NGS):
-    """`quota_row` for rows [low, high)."""
-    for n in range(low, high):
-        quota_row(load_NE[n], node_G, num_base, options, expert_NGS[n], quota_NGS[n])
-
-
 @dataclass(frozen=True)
 class Quota(RowSolver):
     """Finds, by binary search, the smallest rank load that a greedy spill can meet with R slots per rank.
@@ -152,7 +145,6 @@ class Quota(RowSolver):
     best_fit: bool = False
 
     edit = staticmethod(quota_row)
-    rows = staticmethod(quota_rows)
     Options = Options
 
     def __post_init__(self) -> None:

@@ -10,24 +10,15 @@ from foremoe.base.compiled import kernel
 from foremoe.base.fields import real, whole
 from foremoe.problem.problem import Problem
 from foremoe.solvers.base import RowSolver
-from foremoe.solvers.split.kernels import home_row
+from foremoe.solvers.split.kernels import even_targets, start_at_home
 
-# Letters: N rows, G ranks, S slots per rank, E experts.
+# Letters: G ranks, S slots per rank, E experts.
 
 
 class Options(NamedTuple):
     node_only: bool  # whether replicas stay inside their home's node
     far: float  # Gibbs kernel of a copy between nodes; that of a copy inside a node is 1
     rounds: int  # Sinkhorn iterations
-
-
-@kernel
-def _excess(load_G):
-    """int64 [G]: load above an even share, in whole pairs; the most loaded ranks may keep the remainder."""
-    num_ranks, total = load_G.size, load_G.sum()
-    over_G = load_G - total // num_ranks
-    over_G[np.argsort(-load_G, kind="mergesort")[: total % num_ranks]] -= 1
-    return over_G
 
 
 @kernel
@@ -61,9 +52,8 @@ def _flows(over_G, node_G, options):
 def taot_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
     """One row of `Taot`; see `RowSolver.edit`."""
     G, S = expert_GS.shape
-    expert_GS[:, num_base:] = -1
-    home_row(load_E, expert_GS, quota_GS)
-    over_G = _excess(quota_GS.astype(np.int64).sum(axis=1))
+    _, load_G = start_at_home(load_E, num_base, expert_GS, quota_GS)
+    over_G = load_G - even_targets(load_G, np.zeros(G, np.int64))
     flow_GG = _flows(over_G, node_G, options)
     used_G = np.full(G, num_base)
     while True:
@@ -100,13 +90,6 @@ def taot_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
         flow_GG[giver, taker] -= amount
 
 
-@kernel
-def taot_rows(low, high, load_NE, node_G, num_base, options, expert_NGS, quota_NGS):
-    """`taot_row` for rows [low, high)."""
-    for n in range(low, high):
-        taot_row(load_NE[n], node_G, num_base, options, expert_NGS[n], quota_NGS[n])
-
-
 @dataclass(frozen=True)
 class Taot(RowSolver):
     """Moves excess load to idle ranks as entropic optimal transport with a price on distance, one expert per planned flow.
@@ -126,7 +109,6 @@ class Taot(RowSolver):
     rounds: int = 50
 
     edit = staticmethod(taot_row)
-    rows = staticmethod(taot_rows)
     Options = Options
 
     def __post_init__(self) -> None:

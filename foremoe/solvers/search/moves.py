@@ -7,13 +7,13 @@ import numpy as np
 from foremoe.base.compiled import inner_kernel
 from foremoe.problem.kernels.row_price import rank_s
 from foremoe.problem.kernels.traffic import PAIRS, PEER_IN, PEER_OUT, RDMA_IN, RDMA_OUT
-from foremoe.solvers.search.parts import BUSIEST, LINKS, RANKS, REPLACEMENT, TRADES, WANTED
+from foremoe.solvers.search.parts import BUSIEST, LINKS, RANKS, REPLACEMENT, WANTED
 from foremoe.solvers.search.state import below, chance, give
 
 # Letters: G ranks, V nodes, E experts.
 
-# Shares of moves: trades of replicas in a node, and of the others those that aim at compute and at links.
-TRADED, COMPUTE, LINKED = 0.08, 0.18, 0.75
+# Shares of moves that aim at compute and at links.
+COMPUTE, LINKED = 0.18, 0.75
 NEW, WANTED_SHARE = 0.5, 0.4  # a new replica although there are other holders; as many pairs as tokens there still want
 
 
@@ -224,25 +224,6 @@ def _amount(e, src, dst, s):
 
 
 @inner_kernel
-def _trade(rank, s):
-    """Two ranks of a node trade replicas."""
-    ranks = s.row.ranks
-    a = rank if chance(s) < 0.5 else below(s, ranks.node_G.size)
-    v = ranks.node_G[a]
-    b = ranks.order_G[ranks.first_V[v] + below(s, ranks.first_V[v + 1] - ranks.first_V[v])]
-    if a == b or s.num_G[a] == 0:
-        return False
-    e = s.replica_GR[a, below(s, s.num_G[a])]
-    f = s.replica_GR[b, below(s, s.num_G[b])] if s.num_G[b] > 0 else np.int64(-1)
-    if f == e:
-        return False
-    give(e, a, b, np.int64(s.t.quota_EG[e, a]), s)
-    if f >= 0:
-        give(f, b, a, np.int64(s.t.quota_EG[f, b]), s)
-    return s.num_G[a] <= s.num_slots and s.num_G[b] <= s.num_slots
-
-
-@inner_kernel
 def _make_room(e, dst, s):
     """The smaller of two random replicas on a full rank gives its pairs to another holder; False if there is none to go."""
     if s.num_slots == 0 or s.parts & REPLACEMENT == 0:
@@ -259,8 +240,6 @@ def _make_room(e, dst, s):
 @inner_kernel
 def move(aim, s):
     """Makes a random move; False: there was none, and what was changed must be undone."""
-    if chance(s) < TRADED and s.parts & TRADES:
-        return _trade(aim[0], s)
     e, src, dst = _aimed(aim, s)
     if e < 0 or dst < 0 or src == dst or s.t.quota_EG[e, src] == 0:
         return False

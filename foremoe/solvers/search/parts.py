@@ -9,11 +9,10 @@ from foremoe.base.errors import InputError
 # In the order in which a row meets them.
 PARTS = (
     "nearest", "node first", "copy limits", "split", "prune", "bring", "smoothing", "busiest", "links", "ranks",
-    "trades", "replacement", "wanted",
+    "replacement", "wanted",
 )  # fmt: skip
 (
-    NEAREST, NODE_FIRST, COPY_LIMITS, SPLIT, PRUNE, BRING, SMOOTHING, BUSIEST, LINKS, RANKS, TRADES, REPLACEMENT,
-    WANTED,
+    NEAREST, NODE_FIRST, COPY_LIMITS, SPLIT, PRUNE, BRING, SMOOTHING, BUSIEST, LINKS, RANKS, REPLACEMENT, WANTED,
 ) = (1 << i for i in range(len(PARTS)))  # fmt: skip
 
 

@@ -40,7 +40,7 @@ class State(NamedTuple):
     mean: float  # pairs that a rank serves on average
     t: Traffic
     home_GB: Array  # experts at home on every rank
-    replica_GR: Array  # experts of which a rank holds a replica; one place more, for trades
+    replica_GR: Array  # experts of which a rank holds a replica; one place at least
     num_G: Array  # how many those are
     change_4I: Array  # of the move that is tried: expert, from, to, pairs
     num_changes: Array  # int64 [1]
@@ -51,8 +51,8 @@ class State(NamedTuple):
 def empty_arrays(num_ranks, num_base, num_slots):
     """Memory of a `State` besides its traffic."""
     return (
-        np.zeros((num_ranks, num_base), np.int64), np.zeros((num_ranks, num_slots + 1), np.int64), np.zeros(num_ranks, np.int64),
-        np.zeros((4, _MOST_CHANGES), np.int64), np.zeros(1, np.int64), np.zeros(1, np.uint64),
+        np.zeros((num_ranks, num_base), np.int64), np.zeros((num_ranks, max(1, num_slots)), np.int64),
+        np.zeros(num_ranks, np.int64), np.zeros((4, _MOST_CHANGES), np.int64), np.zeros(1, np.int64), np.zeros(1, np.uint64),
     )  # fmt: skip
 
 

@@ -50,6 +50,30 @@ def home_row(load_E, expert_GS, quota_GS):
 
 
 @kernel
+def start_at_home(load_E, num_base, expert_GS, quota_GS):
+    """Empties redundant slots and leaves all load at home. Returns the homes, as `home_row`, and int64 [G], the load of ranks."""
+    expert_GS[:, num_base:] = -1
+    home_E = home_row(load_E, expert_GS, quota_GS)
+    return home_E, quota_GS.astype(np.int64).sum(axis=1)
+
+
+@kernel
+def even_targets(load_G, domain_G):
+    """int64 [G]: the mean load of every rank's domain, in whole pairs; the most loaded ranks get the remainder."""
+    total_V, size_V = np.zeros(domain_G.max() + 1, np.int64), np.zeros(domain_G.max() + 1, np.int64)
+    for g in range(load_G.size):
+        total_V[domain_G[g]] += load_G[g]
+        size_V[domain_G[g]] += 1
+    target_G = np.empty(load_G.size, np.int64)
+    rest_V = total_V - total_V // np.maximum(size_V, 1) * size_V
+    for g in np.argsort(-load_G, kind="mergesort"):
+        v = domain_G[g]
+        target_G[g] = total_V[v] // size_V[v] + (rest_V[v] > 0)
+        rest_V[v] -= 1
+    return target_G
+
+
+@kernel
 def even_row(load_E, expert_GS, quota_GS):
     """Every slot of an expert an equal share; the remainder goes to its lowest slots, one pair each."""
     G, S = expert_GS.shape
