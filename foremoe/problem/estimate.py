@@ -28,7 +28,7 @@ def problem_rates(problem: Problem) -> Rates:
     gradient_peer_s, gradient_rdma_s = cluster.return_seconds(model.gradient_bytes)
     sends = 1.0 + backward
     contention = cluster.copy_contention / problem.G
-    _, peer_s, rdma_s, late_s = (2.0 * comm_passes * price for price in pair_prices(model, cluster))
+    peer_s, rdma_s, late_s = (2.0 * comm_passes * price for price in pair_prices(model, cluster))
     rates = Rates(
         hide_forward_s=0.0, hide_backward_s=0.0, pair_s=_pair_seconds(problem) * gemm_passes + late_s,
         slot_s=_slot_seconds(problem), peer_pair_s=peer_s, rdma_pair_s=rdma_s, copy_peer_s=copy_peer_s, copy_rdma_s=copy_rdma_s,

@@ -17,13 +17,11 @@ class PairPrices(NamedTuple):
     """Seconds of one exchange, one way; a rank's own pairs are free.
 
     Attributes:
-        mean_s: For every pair that a rank serves on average, wherever pairs are served.
         peer_s: For every pair served on another rank of its node, of all ranks.
         rdma_s: For every pair served in another node, of all ranks.
         late_s: For every pair that the busiest rank serves above the mean: an exchange ends when its busiest rank is done.
     """
 
-    mean_s: float
     peer_s: float
     rdma_s: float
     late_s: float
@@ -33,7 +31,7 @@ def pair_prices(model: Model, cluster: Cluster) -> PairPrices:
     """The prices of an exchange of tokens whose sources and experts are spread evenly over ranks.
 
     Under ``"node"`` dispatch a token goes once to every node and every rank that serve it; see `reached`. A pair that is served
-    nearer saves a message only if none of the token's other experts is there; what messages cost above that is ``mean_s``.
+    nearer saves a message only if none of the token's other experts is there.
     """
     G = cluster.num_ranks
     share_V = np.bincount(cluster.node_of_rank_G) / G
@@ -52,11 +50,9 @@ def pair_prices(model: Model, cluster: Cluster) -> PairPrices:
         late = forwarded * peer_saved, 0.0  # NICs are chosen by source: a busy rank has no more of its own to do
     if rdma * rdma_byte_s > peer * peer_byte_s:
         # Ranks of a NIC that are not the busiest leave it room.
-        mean, saved, late_s = rdma - rdma_saved * (1.0 - inside), rdma_saved * rdma_byte_s, late[1] / cluster.rdma_bytes_per_s
-        prices = PairPrices(mean * rdma_byte_s, 0.0, saved / G, late_s)
+        prices = PairPrices(0.0, rdma_saved * rdma_byte_s / G, late[1] / cluster.rdma_bytes_per_s)
     else:
         # A pair from another node needs no peer link where the rank that received its token serves it.
         crossing = forwarded * peer_saved * peer_byte_s if cluster.dispatch == "node" else 0.0
-        sent = forwarded * peer_saved if crossing else inside - 1.0 / G
-        prices = PairPrices((peer - sent) * peer_byte_s, peer_saved * peer_byte_s / G, crossing / G, late[0] * peer_byte_s)
+        prices = PairPrices(peer_saved * peer_byte_s / G, crossing / G, late[0] * peer_byte_s)
     return PairPrices(*(model.token_bytes * price for price in prices))

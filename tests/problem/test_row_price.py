@@ -11,12 +11,22 @@ from profiles import examples
 import foremoe
 from foremoe.base.compiled import kernel
 from foremoe.machine.cluster import DISPATCHES
-from foremoe.problem.kernels.row_price import Windows, clear_traffic, fill_traffic, move_pairs, row_seconds
-from foremoe.problem.kernels.traffic import settle
+from foremoe.problem.kernels.row_price import Windows, clear_traffic, fill_traffic, row_seconds, set_quota
+from foremoe.problem.kernels.traffic import put, settle
 from foremoe.problem.pricing import price, problem_rows
 from foremoe.problem.rows import empty_of, row_of
 from foremoe.simulate import simulate
 from foremoe.testing import strategies as draws
+
+
+@kernel
+def move_pairs(e, src, dst, num, row, t):
+    """Rank `dst` serves `num` pairs of an expert that rank `src` served, by differences."""
+    put(e, -1, row, t)
+    set_quota(e, src, t.quota_EG[e, src] - num, row, t)
+    set_quota(e, dst, t.quota_EG[e, dst] + num, row, t)
+    put(e, 1, row, t)
+    settle(row, t)
 
 
 @kernel
@@ -35,10 +45,8 @@ def moved(num, seed, n, rows, expert_GS, quota_GS):
             continue
         pairs = np.random.randint(pairs) + 1
         move_pairs(e, src, dst, pairs, row, t)
-        settle(row, t)
         if i % 2:
             move_pairs(e, dst, src, pairs, row, t)
-            settle(row, t)
     num_slots = rows.num_base + E
     expert_GX, quota_GX = np.full((G, num_slots), -1, np.int16), np.zeros((G, num_slots), np.int32)
     used_G = np.full(G, rows.num_base)

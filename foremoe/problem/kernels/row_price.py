@@ -269,12 +269,3 @@ def fill_traffic(expert_GS, quota_GS, num_base, row, t):
     for e in range(row.load_E.size):
         put(e, 1, row, t)
     settle(row, t)
-
-
-@inner_kernel
-def move_pairs(e, src, dst, num, row, t):
-    """Rank `dst` serves `num` pairs of an expert that rank `src` served; `settle` brings messages up to date."""
-    put(e, -1, row, t)
-    set_quota(e, src, t.quota_EG[e, src] - num, row, t)
-    set_quota(e, dst, t.quota_EG[e, dst] + num, row, t)
-    put(e, 1, row, t)
