@@ -50,18 +50,17 @@ class Table(NamedTuple):
         module = self.command.split()[0].replace(".", "/")
         return [path for path in (f"{module}.py", *self.code) if (ROOT / path).exists()]
 
-    def file(self) -> Path | None:
-        """The newest file."""
-        own = re.compile(rf"{self.name}_[a-z0-9-]+_(\d{{4}}-\d\d-\d\d)\.(md|json)")
+    def files(self) -> list[Path]:
+        """Its files, the newest last; more than one only where several machines have it."""
+        own = re.compile(rf"{self.name}_[a-z0-9-]+_\d{{4}}-\d\d-\d\d\.(md|json)")
         found = [path for path in (ROOT / "bench" / "results").glob("*") if own.fullmatch(path.name)]
-        return max(found, key=lambda path: path.stem[-10:], default=None)
+        return sorted(found, key=lambda path: path.stem[-10:])
 
     def why(self) -> str:
         """Why it is to be made again; empty while it is current."""
-        file = self.file()
-        if file is None:
+        if not self.files():
             return "no file"
-        commit = re.search(r"commit ([0-9a-f]{7,40})(\+?)", file.read_text())
+        commit = re.search(r"commit ([0-9a-f]{7,40})(\+?)", self.files()[-1].read_text())
         if commit is None or _git("cat-file", "-t", commit[1]).strip() != "commit":
             return "its commit is not known"
         if commit[2]:
@@ -149,16 +148,19 @@ def make(table: Table) -> bool:
     if "$" in command:
         print(f"{table.name}: skipped, set {command[command.index('$') + 1 :]}", file=sys.stderr)
         return True
-    old, new = table.file(), target(table)
+    before, new = table.files(), target(table)
+    made = ROOT / "build" / new.name  # what a failed run wrote stays there
+    made.unlink(missing_ok=True)
     print(f"{table.name}: about {table.minutes} minutes", file=sys.stderr, flush=True)
     folders = (".", "tests", "tests/transfer", "tests/megatron")
-    environ = os.environ | {"PYTHONPATH": os.pathsep.join(str(ROOT / folder) for folder in folders)}
-    words = [sys.executable, "-W", "ignore", "-m", *command.split(), "--out", str(new)]
+    environ = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(str(ROOT / folder) for folder in folders)}
+    words = [sys.executable, "-W", "ignore", "-m", *command.split(), "--out", str(made)]
     code = subprocess.run(words, cwd=ROOT, env=environ, stdout=subprocess.DEVNULL, check=False).returncode
-    if code or not new.exists():
+    if code or not made.exists():
         print(f"{table.name}: failed with code {code}", file=sys.stderr)
         return False
-    if old is not None and old != new:
+    made.replace(new)
+    for old in (path for path in before if path != new):
         old.unlink()
         for page in (path for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")] if old.name in path.read_text()):
             print(f"{table.name}: {page.relative_to(ROOT)} shows {old.name}, which is {new.name} now", file=sys.stderr)
@@ -169,8 +171,8 @@ def listing() -> str:
     """One line for each table: days since it was made, minutes, and what would be done."""
     lines = []
     for table in sorted(TABLES, key=lambda table: table.minutes):
-        file, why = table.file(), table.why()
-        days = "-" if file is None else str((datetime.date.today() - datetime.date.fromisoformat(file.stem[-10:])).days)
+        files, why = table.files(), table.why()
+        days = str((datetime.date.today() - datetime.date.fromisoformat(files[-1].stem[-10:])).days) if files else "-"
         where = f"; not here: {table.command}" if table.made_elsewhere else f"; {table.minutes} minutes"
         lines.append(f"{table.name:16} {days:>3} days  {why or 'current'}{where if why else ''}")
     return "\n".join(lines)
