@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from bench.cases import RECORDED
 from bench.output import hardware
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -33,17 +34,21 @@ SYSTEMS = ("bench/systems.py", *PLANS)
 
 
 class Table(NamedTuple):
-    """What begins the name of a file in bench/results, the module and its options, code beside that module, and minutes."""
+    """What begins the name of a file in bench/results, the module and its options, code beside that module, and minutes.
+
+    Without minutes it needs a GPU or an environment of its own; `recorded` ones need the recorded routing.
+    """
 
     name: str
     command: str
     code: tuple[str, ...]
     minutes: int = 0
+    recorded: bool = False
 
     @property
     def made_elsewhere(self) -> bool:
-        """Whether it needs a GPU or an environment of its own."""
-        return not self.minutes
+        """Whether something that it needs is not here."""
+        return not self.minutes or (self.recorded and not RECORDED.exists())
 
     def paths(self) -> list[str]:
         """All files and folders that it measures."""
@@ -70,24 +75,24 @@ class Table(NamedTuple):
 
 
 TABLES = (
-    Table("reached", "bench.reached", ("foremoe/problem/kernels/reached.py", *PLANS), 2),
-    Table("nearness", "bench.nearness --long 100000", ("bench/cases.py", *PLANS), 12),
+    Table("reached", "bench.reached", ("foremoe/problem/kernels/reached.py", *PLANS), 2, recorded=True),
+    Table("nearness", "bench.nearness --long 100000", ("bench/cases.py", *PLANS), 12, recorded=True),
     Table("host-store", "bench.host_store", ("bench/closed_form.py", *PLANS), 5),
     Table("megatron_slots", "bench.megatron_slots", MEGATRON, 5),
     Table("overheads", "bench.overheads", PUBLISHED, 8),
     Table("soak", "bench.soak", (*RUNS, "foremoe/report", *PLANS), 15),
     Table("verl_planning", "bench.verl_planning", (*PLANS, *RUNS, "foremoe/routing/readers/counting.py"), 8),
     Table("knowledge", "bench.knowledge", SYSTEMS, 10),
-    Table("robust", "bench.robust --layers 6", ("bench/cases.py", *SYSTEMS), 15),
+    Table("robust", "bench.robust --layers 6", ("bench/cases.py", *SYSTEMS), 15, recorded=True),
     Table("bounds", "bench.bounds", PLANS, 15),
     Table("ablation", "bench.ablation", PLANS, 20),
     Table("ablation-parts", "bench.ablation --parts --cases 60", ("bench/parts.py", "bench/closed_form.py", *PLANS), 40),
     Table("closed-form", "bench.closed_form --cases 120", PLANS, 20),
     Table("published", "bench.published", PUBLISHED, 20),
     Table("sensitivity", "bench.sensitivity --ep 16", ("bench/throughput.py", *SYSTEMS), 20),
-    Table("advice", "bench.advice --micro-steps 8 --layers 8", ("foremoe/advice", "bench/cases.py", *PLANS), 30),
-    Table("strategies", "bench.run", ("bench/cases.py", *PLANS), 25),
-    Table("throughput", "bench.throughput", SYSTEMS, 40),
+    Table("advice", "bench.advice --micro-steps 8 --layers 8", ("foremoe/advice", "bench/cases.py", *PLANS), 30, recorded=True),
+    Table("strategies", "bench.run", ("bench/cases.py", *PLANS), 25, recorded=True),
+    Table("throughput", "bench.throughput", SYSTEMS, 40, recorded=True),
     Table("validation", "bench.validation",
           ("bench/validation_ranks.py", "examples/grpo", "foremoe/calibrate", *RUNS, *PLANS), 12),
     Table("drills", "bench.drills", ("bench/drill_worlds.py", *RUNS), 20),
