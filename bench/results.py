@@ -80,7 +80,7 @@ TABLES = (
     Table("host-store", "bench.host_store", ("bench/closed_form.py", *PLANS), 4),
     Table("megatron_slots", "bench.megatron_slots", MEGATRON, 5),
     Table("overheads", "bench.overheads", PUBLISHED, 1),
-    Table("soak", "bench.soak", (*RUNS, "foremoe/report", *PLANS), 12),
+    Table("soak", "bench.soak", (*RUNS, "foremoe/report", *PLANS), 5),
     Table("verl_planning", "bench.verl_planning", (*PLANS, *RUNS, "foremoe/routing/readers/counting.py"), 11),
     Table("knowledge", "bench.knowledge", SYSTEMS, 2),
     Table("robust", "bench.robust --layers 6", ("bench/cases.py", *SYSTEMS), 2, recorded=True),
