@@ -95,7 +95,7 @@ TABLES = (
     Table("throughput", "bench.throughput", SYSTEMS, 3, recorded=True),
     Table("validation", "bench.validation",
           ("bench/validation_ranks.py", "examples/grpo", "foremoe/calibrate", *RUNS, *PLANS), 12),
-    Table("drills", "bench.drills", ("bench/drill_worlds.py", *RUNS), 20),
+    Table("drills", "bench.drills", ("bench/drill_worlds.py", *RUNS), 5),
     Table("cache-drills", "bench.cache_drills", ("foremoe/base/compiled.py",), 30),
     Table("megatron_lm", "bench.megatron_lm --checkout $FOREMOE_MEGATRON_LM", MEGATRON, 2),
     Table("megatron_layers", "bench.megatron_layers --checkout $FOREMOE_MEGATRON_LM", MEGATRON, 20),
