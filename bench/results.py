@@ -100,7 +100,7 @@ TABLES = (
     Table("megatron_lm", "bench.megatron_lm --checkout $FOREMOE_MEGATRON_LM", MEGATRON, 2),
     Table("megatron_layers", "bench.megatron_layers --checkout $FOREMOE_MEGATRON_LM", MEGATRON, 20),
     Table("mutated-runs", "mutated_runs --cases 2000",
-          ("tests/mutated_runs.py", "tests/field_mutations.py", "foremoe/plan", *RUNS, *PLANS), 10),
+          ("tests/mutated_runs.py", "tests/field_mutations.py", "foremoe/plan", *RUNS, *PLANS), 1),
     Table("fuzz", "tests.fuzz --inputs 1000000",
           ("tests/fuzz", "foremoe/base", "foremoe/plan", "foremoe/routing", "foremoe/workload"), 60),
     Table("plan_digests", "bench.plan_digest --check FILE", PLANS),
