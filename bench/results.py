@@ -86,7 +86,7 @@ TABLES = (
     Table("robust", "bench.robust --layers 6", ("bench/cases.py", *SYSTEMS), 2, recorded=True),
     Table("bounds", "bench.bounds", PLANS, 1),
     Table("ablation", "bench.ablation", PLANS, 6),
-    Table("ablation-parts", "bench.ablation --parts --cases 60", ("bench/parts.py", "bench/closed_form.py", *PLANS), 40),
+    Table("ablation-parts", "bench.ablation --parts --cases 60", ("bench/parts.py", "bench/closed_form.py", *PLANS), 4),
     Table("closed-form", "bench.closed_form --cases 120", PLANS, 2),
     Table("published", "bench.published", PUBLISHED, 1),
     Table("sensitivity", "bench.sensitivity --ep 16", ("bench/throughput.py", *SYSTEMS), 2),
