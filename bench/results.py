@@ -36,7 +36,7 @@ SYSTEMS = ("bench/systems.py", *PLANS)
 class Table(NamedTuple):
     """What begins the name of a file in bench/results, the module and its options, code beside that module, and minutes.
 
-    Without minutes it needs a GPU or an environment of its own; `recorded` ones need the recorded routing.
+    Without minutes it needs a GPU or an environment of its own, and the command says which; `recorded` needs recorded routing.
     """
 
     name: str
@@ -103,11 +103,11 @@ TABLES = (
           ("tests/mutated_runs.py", "tests/field_mutations.py", "foremoe/plan", *RUNS, *PLANS), 1),
     Table("fuzz", "tests.fuzz --inputs 1000000",
           ("tests/fuzz", "foremoe/base", "foremoe/plan", "foremoe/routing", "foremoe/workload"), 60),
-    Table("plan_digests", "bench.plan_digest --check FILE", PLANS),
+    Table("plan_digests", "python -m bench.plan_digest --write FILE", PLANS),
     Table("megatron", "make test-megatron RAN=FILE", MEGATRON),
     Table("megatron-newest", "make test-megatron-newest RAN=FILE", MEGATRON),
-    Table("stages", "tests.stages", ()),
-    *(Table(f"gpu-{part}", "bench.gpu", ("bench/gpu", "foremoe/runtime", "foremoe/transfer"))
+    Table("stages", "python3 tests/stages.py --out FILE", ()),
+    *(Table(f"gpu-{part}", "python -m bench.gpu, on a GPU", ("bench/gpu", "foremoe/runtime", "foremoe/transfer"))
       for part in ("right", "right-2", "fast", "fast-2", "before", "model")),
 )  # fmt: skip
 
@@ -157,7 +157,7 @@ def make(table: Table) -> bool:
     before, new = table.files(), target(table)
     made = ROOT / "build" / new.name  # what a failed run wrote stays there
     made.unlink(missing_ok=True)
-    print(f"{table.name}: about {table.minutes} minutes", file=sys.stderr, flush=True)
+    print(f"{table.name}: about {table.minutes} min", file=sys.stderr, flush=True)
     folders = (".", "tests", "tests/transfer", "tests/megatron")
     environ = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(str(ROOT / folder) for folder in folders)}
     words = [sys.executable, "-W", "ignore", "-m", *command.split(), "--out", str(made)]
@@ -179,7 +179,7 @@ def listing() -> str:
     for table in sorted(TABLES, key=lambda table: table.minutes):
         files, why = table.files(), table.why()
         days = str((datetime.date.today() - datetime.date.fromisoformat(files[-1].stem[-10:])).days) if files else "-"
-        where = f"; not here: {table.command}" if table.made_elsewhere else f"; {table.minutes} minutes"
+        where = f"; not here: {table.command}" if table.made_elsewhere else f"; {table.minutes} min"
         lines.append(f"{table.name:16} {days:>3} days  {why or 'current'}{where if why else ''}")
     return "\n".join(lines)
 

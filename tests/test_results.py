@@ -113,8 +113,8 @@ def test_an_interrupted_run_goes_on_where_it_stopped(tree: Path, monkeypatch: py
     with pytest.raises(SystemExit, match="not made: broken"):
         results.main()
     assert results.target(first).stat().st_mtime_ns == made
-    assert re.search(r"broken +- days +no file; 2 minutes\nfirst", results.listing()) is None
-    assert re.search(r"first +0 days +current\nbroken +- days +no file; 2 minutes", results.listing())
+    assert re.search(r"broken +- days +no file; 2 min\nfirst", results.listing()) is None
+    assert re.search(r"first +0 days +current\nbroken +- days +no file; 2 min", results.listing())
 
 
 def test_a_table_of_another_machine_is_named_and_not_run(
