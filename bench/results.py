@@ -106,7 +106,7 @@ TABLES = (
     Table("plan_digests", "python -m bench.plan_digest --write FILE", PLANS),
     Table("megatron", "make test-megatron RAN=FILE", MEGATRON),
     Table("megatron-newest", "make test-megatron-newest RAN=FILE", MEGATRON),
-    Table("stages", "python3 tests/stages.py --out FILE", ()),
+    Table("stages", "python3 tests/stages.py --out FILE", ("tests/stages.py",)),
     *(Table(f"gpu-{part}", "python -m bench.gpu, on a GPU", ("bench/gpu", "foremoe/runtime", "foremoe/transfer"))
       for part in ("right", "right-2", "fast", "fast-2", "before", "model")),
 )  # fmt: skip
