@@ -7,12 +7,20 @@ import re
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from bench import results
 from bench.results import TABLES, Table
 
 ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
+# Decimals in sections with results that are no figures of a result: versions, settings, and sums of rows of a table.
+OTHERS = {
+    "compatibility.md": {"0.17", "0.18", "3.12"},
+    "gpu.md": {"1.5", "17.1"},
+    "planner.md": {"12.5", "0.085"},
+}
 PROGRAM = """
 import sys
 from pathlib import Path
@@ -36,6 +44,31 @@ def test_a_table_names_what_is_there(table: Table) -> None:
         return
     assert importlib.util.find_spec(module) or (ROOT / "tests" / f"{module}.py").exists()
     assert table.paths()[0] == f"{module.replace('.', '/')}.py" or module in ("mutated_runs", "tests.fuzz")
+
+
+def unknown(page: Path, section: str) -> list[str]:
+    """Decimals of a section that stand in none of the results that it names: as they are, in percent, as a gain, in thousands."""
+    files = set(re.findall(r"bench/results/[\w.-]+\.md", section))
+    if not files:
+        return []
+    texts = "".join((ROOT / file).read_text().replace(",", "") for file in files)
+    known = np.abs([float(number) for number in re.findall(r"(?<![\w.])-?\d+(?:\.\d+)?", texts)])
+    known = np.concatenate([known, known * 100, known / 1000, np.abs(known - 1) * 100])
+    shown = re.sub(r"\]\([^)]*\)|`[^`]*`|arXiv [\d.]+", "", section)
+    found = set(re.findall(r"(?<![\w.])\d+\.\d+(?![\w.])", shown)) - OTHERS.get(page.name, set())
+    return [n for n in sorted(found) if np.abs(known - float(n)).min() > 0.5 * 10.0 ** -len(n.split(".")[1]) + 1e-9]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_every_figure_stands_in_a_result_that_its_section_names(page: Path) -> None:
+    for section in re.split(r"\n(?=## )", page.read_text()):
+        assert not unknown(page, section), section.splitlines()[0]
+
+
+def test_a_figure_of_another_run_is_found() -> None:
+    (file,) = next(table.files() for table in TABLES if table.name == "knowledge")
+    section = f"[file](../bench/results/{file.name}) says 1.058 and 5.8 %, not 77.77 (arXiv 2606.11111), nor `0.123`"
+    assert unknown(ROOT / "docs/results.md", section) == ["77.77"]
 
 
 @pytest.fixture
