@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 # Where a shell forbids byte code, every process that tests start would compile all modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lint types unit test-heavy test-oldest test-triton test-transformers dist audit test-megatron test-megatron-newest test-verl smoke-verl resolve fuzz engine-answers nightly bench docs pictures clean
+.PHONY: demo test lint types unit test-heavy test-oldest test-triton test-transformers dist audit test-megatron test-megatron-newest test-verl smoke-verl resolve fuzz engine-answers nightly results bench docs pictures clean
 
 demo: .venv/.test
 	$(BIN)/python -m examples.grpo --ranks 2 --pages build/demo
@@ -102,8 +102,13 @@ nightly: fuzz engine-answers
 	HYPOTHESIS_PROFILE=nightly $(MAKE) --no-print-directory unit test-heavy test-megatron
 	$(MAKE) --no-print-directory test-megatron-newest
 
+# Tables in bench/results/ that are older than the code they measure; goes on where it was interrupted. `--list` shows which.
+results: .venv/.test
+	$(BIN)/python -m bench.results
+
+# The table of strategies alone.
 bench: .venv/.test
-	$(BIN)/python -m bench.run
+	$(BIN)/python -m bench.results strategies
 
 # The site, at docs/_build/index.html; a warning is an error, and every page is read anew, as a cached one gives no warnings. It reads docstrings, so it needs what the library needs, torch too.
 docs: .venv/.docs

@@ -1,6 +1,6 @@
 """Drills of the kernel cache: commands with a cache that is damaged, on a disk that is full, or that cannot be written.
 
-python -m bench.cache_drills [--out bench/results/cache_drills_HARDWARE_DATE.md]
+python -m bench.cache_drills [--out bench/results/cache-drills_HARDWARE_DATE.md]
 """
 
 from __future__ import annotations

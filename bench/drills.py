@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from bench import cache_drills
 from bench.drill_worlds import end_after, hosted_by_rank_0, under_launcher
 from bench.output import command_line, emit, hardware
 from foremoe.base.errors import InputError, TransferError
@@ -305,8 +304,6 @@ def main() -> None:
     for one in drills:
         lines.append(one())
         print(lines[-1], file=sys.stderr, flush=True)
-    if args.place is None and not args.host:
-        lines += ["", *cache_drills.table()]
     emit("# Drills\n\n" + "\n".join(lines) + "\n", args.out)
 
 

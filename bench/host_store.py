@@ -3,13 +3,11 @@
     python -m bench.host_store [--cases 100] [--out bench/results/host-store_HARDWARE_DATE.md]
 
 Every case draws a model, EP 8 to 32, a regime, 2 to 8 micro-steps of 256 to 8192 tokens per rank, a stage, a dispatch and R. The
-default planner plans it for a cluster with host stores and for the same one without. The last columns have the plan without,
-but every copy between nodes from a host store. All times: model, uncalibrated.
+default planner plans it for a cluster with host stores and for the same one without. All times: model, uncalibrated.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 
 import numpy as np
@@ -19,7 +17,6 @@ from bench.closed_form import MODELS, REGIMES
 from bench.output import command_line, emit, hardware
 from foremoe import Cluster, Planner, Problem
 from foremoe.machine.cluster import DISPATCHES
-from foremoe.plan.plan import Plan
 from foremoe.plan.transfers import Link
 from foremoe.simulate import simulate
 
@@ -41,24 +38,14 @@ def problem_of(seed: int, kind: str, host_store: bool) -> tuple[str, Problem]:
     return name, Problem.of(work, cluster, redundant=redundant)
 
 
-def far_by_host(problem: Problem, plan: Plan) -> Plan:
-    """The plan with every copy between nodes from a host store, on a problem that has them."""
-    t, node_G = plan.transfers, problem.cluster.node_of_rank_G
-    far_C = node_G[plan.home_LE[t.layer_C, t.expert_C] // plan.B] != node_G[t.dst_C]
-    link_C = np.where(far_C, int(Link.HOST), t.link_C).astype(np.uint8)
-    return dataclasses.replace(plan, transfers=t.replace(link_C=link_C, src_C=np.where(far_C, -1, t.src_C).astype(np.int16)))
-
-
 def line(kind: str, num_cases: int) -> str:
     """One kind of node."""
-    chosen, forced, used, copies, names = [], [], [], [], []
+    chosen, used, copies, names = [], [], [], []
     for seed in range(num_cases):
         name, without = problem_of(seed, kind, False)
         having = problem_of(seed, kind, True)[1]
-        plain, plan = Planner().plan(without)[0], Planner().plan(having)[0]
-        base_s = simulate(without, plain).total_s
-        chosen.append(simulate(having, plan).total_s / base_s)
-        forced.append(simulate(having, far_by_host(having, plain)).total_s / base_s)
+        plan = Planner().plan(having)[0]
+        chosen.append(simulate(having, plan).total_s / simulate(without, Planner().plan(without)[0]).total_s)
         used.append(int((plan.transfers.link_C == Link.HOST).sum()))
         copies.append(len(plan.transfers))
         names.append(name)
@@ -66,8 +53,7 @@ def line(kind: str, num_cases: int) -> str:
     share = sum(used) / max(1, sum(copies))
     return (
         f"| {kind} | {np.mean(np.array(used) > 0):.0%} | {share:.2%} | {np.mean(np.array(chosen) > 1.0):.0%} | {max(chosen):.4f} "
-        f"| {np.exp(np.mean(np.log(chosen))):.4f} | {chosen[best]:.4f} | {names[best] if chosen[best] < 1.0 else ''} "
-        f"| {np.exp(np.mean(np.log(forced))):.4f} | {min(forced):.4f} to {max(forced):.4f} |"
+        f"| {np.exp(np.mean(np.log(chosen))):.4f} | {chosen[best]:.4f} | {names[best] if chosen[best] < 1.0 else ''} |"
     )
 
 
@@ -76,10 +62,7 @@ def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("--cases", type=int, default=100)
     args = parser.parse_args()
-    heads = [
-        "kind of node", "cases that use it", "copies by host", "cases slower", "worst", "mean", "best", "where",
-        "all between nodes by host: mean", "best to worst",
-    ]  # fmt: skip
+    heads = ["kind of node", "cases that use it", "copies by host", "cases slower", "worst", "mean", "best", "where"]
     lines = [
         "# Host stores on the simulated timeline", "",
         f"{hardware()}. `python -m bench.host_store --cases {args.cases}`; seconds of the stage with host stores over those"

@@ -1,11 +1,11 @@
 """The slot path of a Megatron-Core MoE layer: where routing is known before the stage, where it is not, and without foremoe.
 
-    OMP_NUM_THREADS=1 python -m bench.megatron_slots [--against CHECKOUT]
+    OMP_NUM_THREADS=1 python -m bench.megatron_slots
 
 16 experts and one redundant slot on every CPU rank, 8192 tokens, top-8. Operations, sorts, gathers between ranks and host waits
 are those of a layer's forward, permutations and messages with it, experts without. Milliseconds are CPU time of the calling
 thread: of remap, counts and route in a layer, and of the share that a row has of making routes as a stage of 32 rows begins,
-on that thread alone. `--against` measures an older checkout by the same program, in turns with this one.
+on that thread alone.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ Seconds = dict[str, list[tuple[float, float]]]
 def main() -> None:
     """Counts, measures and prints two tables."""
     parser = command_line(__doc__)
-    parser.add_argument("--against", type=Path, help="an older checkout")
     parser.add_argument("--ranks", type=int, nargs="*", default=[2, 4])
     args = parser.parse_args()
     sys.path[:0] = [str(ROOT / "tests" / "megatron")]  # ranks look for modules where this process does
@@ -47,36 +46,28 @@ def main() -> None:
     lines += [f"| {path} | {' | '.join(map(str, of))} |" for path, of in counts.items()]
     lines += ["", "| ranks x experts | slot path | ms in the layer | ms of the stage's begin |", "| --- | --- | --- | --- |"]
     for num_ranks in args.ranks:
-        for path, (in_layer, in_begin) in _medians(num_ranks, args.against).items():
+        for path, (in_layer, in_begin) in _medians(num_ranks).items():
             lines.append(f"| {num_ranks} x 16 | {path} | {in_layer * 1e3:.2f} | {in_begin * 1e3:.2f} |")
     emit("\n".join(lines) + "\n", args.out)
 
 
-def _medians(num_ranks: int, against: Path | None) -> dict[str, tuple[float, float]]:
+def _medians(num_ranks: int) -> dict[str, tuple[float, float]]:
     """Path -> seconds in the layer and of the stage's begin, for a row."""
     found: dict[str, list[tuple[float, float]]] = collections.defaultdict(list)
     for _ in range(ROUNDS):
-        for path, of in _seconds(ROOT, num_ranks).items():
+        for path, of in _seconds(num_ranks).items():
             found[path] += of
-        if against is not None:
-            for path, of in _seconds(against.resolve(), num_ranks).items():
-                found[f"{path}, commit {_commit(against)}"] += of
     return {path: (statistics.median(a for a, _ in of), statistics.median(b for _, b in of)) for path, of in found.items()}
 
 
-def _seconds(checkout: Path, num_ranks: int) -> Seconds:
-    """Seconds by slot path, as one process finds them with the foremoe of a checkout."""
-    paths = [str(checkout), str(ROOT / "tests" / "megatron")]
+def _seconds(num_ranks: int) -> Seconds:
+    """Seconds by slot path, as one process finds them."""
+    paths = [str(ROOT), str(ROOT / "tests" / "megatron")]
     command = [sys.executable, "-W", "ignore", "-c", "import slot_path; slot_path.main()", str(num_ranks), str(REPEATS)]
     env = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
-    done = subprocess.run(command, cwd=checkout, env=env, stdout=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True, check=True)
     found: Seconds = json.loads(done.stdout.splitlines()[-1])
     return found
-
-
-def _commit(checkout: Path) -> str:
-    command = ["git", "-C", str(checkout), "rev-parse", "--short", "HEAD"]
-    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
 
 
 if __name__ == "__main__":

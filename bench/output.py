@@ -7,9 +7,13 @@ import datetime
 import os
 import platform
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
+
+# What a figure may depend on: a result says with a `+` after its commit that some of this was not committed.
+MEASURED = (":/foremoe", ":/bench", ":/examples", ":/tests", ":!/bench/results")
 
 
 def command_line(about: str | None) -> argparse.ArgumentParser:
@@ -29,12 +33,18 @@ def hardware() -> str:
         commit = subprocess.run(
             ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
         ).stdout.strip()
-        commit += "+" if subprocess.run(["git", "diff", "--quiet", "HEAD"], check=False).returncode else ""
+        commit += "+" if subprocess.run(["git", "diff", "--quiet", "HEAD", "--", *MEASURED], check=False).returncode else ""
     except (OSError, subprocess.CalledProcessError):
         commit = "unknown"
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     date = datetime.date.today().isoformat()
     return f"{cpu}, {cores} cores, no GPU; Python {platform.python_version()}, numpy {np.__version__}; {date}, commit {commit}"
+
+
+def markdown(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A table."""
+    head = list(header)
+    return "\n".join("| " + " | ".join(line) + " |" for line in (head, ["---"] * len(head), *rows))
 
 
 def emit(text: str, out: Path | None) -> None:

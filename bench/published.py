@@ -3,7 +3,7 @@
     python -m bench.published [--out bench/results/published_HARDWARE_DATE.md]
 
 Rows and their roles are those of `published_rows.toml`: nothing is fitted to check rows. Rows which the model cannot express are
-listed with what it lacks. Rows of before that file (`bench.published_older`) come after them, with a median of their own.
+listed with what it lacks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bench import overheads, published_older, published_parts, published_runs
+from bench import overheads, published_parts, published_runs
 from bench.output import command_line, emit, hardware
 from bench.published_rows import ROLES, SETTINGS, Row, read_rows
 from bench.published_runs import Lacks
@@ -111,9 +111,6 @@ def main() -> None:
     """Command line."""
     parser = command_line(__doc__)
     parser.add_argument("--kind", choices=SETTINGS, action="append", help="only rows of this kind; may be repeated")
-    parser.add_argument("--without-older", action="store_true", help="leave out the rows of before the file")
-    parser.add_argument("--micro-steps", type=int, default=4, help="of the older ratios")
-    parser.add_argument("--layers", type=int, default=12, help="of the older ratios")
     args = parser.parse_args()
     found = outcomes(row for row in read_rows() if not args.kind or row.kind in args.kind)
     lines = [
@@ -124,8 +121,6 @@ def main() -> None:
     if lacking:
         lines += ["", f"## Not expressed: {len(lacking)} rows", ""]
         lines += [f"* {one.row.id} ({one.row.role}): lacks {one.lacks}." for one in lacking]
-    if not args.without_older:
-        lines += ["", *published_older.report(args.layers, args.micro_steps)]
     emit("\n".join(lines) + "\n", args.out)
 
 

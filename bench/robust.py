@@ -112,7 +112,7 @@ def main() -> None:
         f" --micro-steps {args.micro_steps} --layers {args.layers}`. Update stage, homes in order; micro-step 0 is history of the"
         " others. Skew is counted from slots and quotas, which are split on the real load; eplb and laer split evenly. All copies"
         " that were made count, also where the real load does not need them. Times are simulated, uncalibrated, under the"
-        " objective time; weights that eplb and laer move are in none. us: CPU time per row, one thread, compiled."
+        " objective time, with the weights that eplb and laer move. us: CPU time per row, one thread, compiled."
         f" {BOTH}\n\n"
     )
     emit(head + "\n\n".join(sections) + "\n", args.out)

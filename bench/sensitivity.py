@@ -169,9 +169,9 @@ def main() -> None:
     text = (
         f"# Sensitivity (simulated)\n\nPlanned and simulated on: {hardware()}. Command: `python -m bench.sensitivity --ep"
         f" {' '.join(map(str, args.ep))}`. Simulated, uncalibrated, synthetic load. {MODEL}, regime {REGIME}, nodes of 8 of"
-        " 8xh100, dispatch node, update stage of 16 micro-steps x 4 layers, 8192 tokens per rank, R = 1, unless the line says"
-        " otherwise. Cells: share of force-balanced throughput. Systems, and what is granted to which: `python -m"
-        " bench.throughput`.\n\n"
+        " 8xh100, dispatch node, update stage of 16 micro-steps x 4 layers, 8192 tokens per rank, unless the line says otherwise;"
+        " foremoe: homes in place, as many slots as `choose_slots` takes. Cells: share of force-balanced throughput."
+        " Systems, and what is granted to which: `python -m bench.throughput`.\n\n"
     )
     emit(text + "\n\n".join(parts) + "\n", args.out)
 

@@ -19,8 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from bench.output import command_line, emit, hardware
-from bench.packing import markdown
+from bench.output import command_line, emit, hardware, markdown
 from foremoe.base.arrays import Array
 from foremoe.distributed import planning as sharing
 from foremoe.distributed.group import Group

@@ -10,7 +10,6 @@ from pathlib import Path
 import click
 import pytest
 
-from bench.packed_systems import rows as packed_rows
 from bench.systems import systems
 from foremoe.base.errors import InputError
 from foremoe.cli.knowledge import views_of
@@ -50,7 +49,7 @@ def resolves(name: str) -> bool:
         return (ROOT / "bench" / f"{name.removeprefix('python -m bench.')}.py").exists()
     if "/" in name:
         return (ROOT / name).exists()
-    if name in (BALANCED, *systems(8), *packed_rows(8)):
+    if name in (BALANCED, *systems(8)):
         return True
     try:
         resolve(name)
