@@ -76,7 +76,7 @@ def test_a_host_store_slows_no_default_plan_down_on_two_nodes_of_h100(seed):
 
 def test_a_host_store_pays_where_ranks_share_a_nic():
     options = {
-        "regime": "skew", "tokens_per_rank": 256, "micro_steps": 2, "stage": "recompute", "seed": 96, "dispatch": "node",
+        "regime": "skew", "tokens_per_rank": 256, "micro_steps": 2, "stage": "recompute", "seed": 71, "dispatch": "node",
     }  # fmt: skip
     seconds = {}
     for has in (False, True):
