@@ -102,7 +102,7 @@ TABLES = (
     Table("mutated-runs", "mutated_runs --cases 2000",
           ("tests/mutated_runs.py", "tests/field_mutations.py", "foremoe/plan", *RUNS, *PLANS), 1),
     Table("fuzz", "tests.fuzz --inputs 1000000",
-          ("tests/fuzz", "foremoe/base", "foremoe/plan", "foremoe/routing", "foremoe/workload"), 60),
+          ("tests/fuzz", "foremoe/base", "foremoe/plan", "foremoe/routing", "foremoe/workload"), 25),
     Table("plan_digests", "python -m bench.plan_digest --write FILE", PLANS),
     Table("megatron", "make test-megatron RAN=FILE", MEGATRON),
     Table("megatron-newest", "make test-megatron-newest RAN=FILE", MEGATRON),
