@@ -57,14 +57,15 @@ def words(found: Advice, constants: str) -> list[str]:
 
 
 def _redealt(options: CaseOptions, ranks: int, redundant: int) -> dict[str, Case]:
-    """The same routing with longer micro-steps, and with half and twice as many ranks in an EP group, where that can be."""
+    """The same routing with longer micro-steps, and on as many ranks with half and twice as many in an EP group."""
     tokens = options.tokens_per_rank or DEFAULT_TOKENS_PER_RANK
     groups = options.trainer.data_parallel or 1
     tried = {
         f"{2 * tokens} tokens a rank and micro-step": (dataclasses.replace(options, tokens_per_rank=2 * tokens), groups),
         f"EP {ranks // 2}": (dataclasses.replace(options, ranks=ranks // 2), 2 * groups),
-        f"EP {2 * ranks}": (dataclasses.replace(options, ranks=2 * ranks), max(groups // 2, 1)),
     }
+    if groups % 2 == 0:
+        tried[f"EP {2 * ranks}"] = dataclasses.replace(options, ranks=2 * ranks), groups // 2
     out = {}
     for name, (changed, data_parallel) in tried.items():
         around = dataclasses.replace(options.trainer, data_parallel=data_parallel)
