@@ -139,7 +139,7 @@ class _Reader:
         entry = None if self.builtin else self.names.get(name) or entry_point_of(GROUP, name)
         if entry is None:
             known = ", ".join(sorted(_known()))
-            raise InputError(f"{name} in {self.text!r} is unknown; write your own as package.module:{name}(). Known are {known}.")
+            raise InputError(f"{name} in {self.text!r} is unknown; write your own as package.module:{name}(); known are {known}.")
         return load_entry_point(GROUP, entry)
 
     def at(self, module: ast.expr, name: ast.expr) -> Any:
