@@ -42,7 +42,8 @@ def test_a_table_names_what_is_there(table: Table) -> None:
 def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A repository with a program, the code that it measures, and no result yet."""
     for path, text in {
-        ".gitignore": "__pycache__\n", "bench/results/.keep": "", "lib/code.py": 'def figure():\n    """One."""\n    return 1  # a figure\n',
+        ".gitignore": "__pycache__\n", "bench/results/.keep": "",
+        "lib/code.py": 'def figure():\n    """One."""\n    return 1  # a figure\n',
         "lib/data.bin": "x", "program.py": PROGRAM, "README.md": "shows twice_amd-2core_2020-01-01.md",
     }.items():  # fmt: skip
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
