@@ -36,6 +36,7 @@ class Part(NamedTuple):
     limit_s: float
 
 
+ROOT = Path(__file__).resolve().parents[2]
 # Without a GPU it is the CPU that is slow, and that other programs may keep busy.
 DRY_LIMIT_S = 600.0
 
@@ -72,6 +73,8 @@ def run_part(part: Part, dry_run: bool) -> tuple[str, bool]:
             end = f"\n\nFAILED: stopped after {limit_s:.0f} s."
         out.seek(0)
         text = out.read().decode(errors="replace").strip()
+    for folder in (ROOT, Path(sys.prefix)):  # where they lie is no part of a result
+        text = text.replace(f"{folder}/", "")
     return f"{text}{end}\n\n({time.monotonic() - begin:.0f} s)", not end
 
 
