@@ -152,7 +152,7 @@ def _systems(names: Sequence[str], prefetch: int, *, alone: bool) -> dict[str, S
 def _system(name: str, prefetch: int) -> System:
     if name == BALANCED:
         return System(even=True)
-    planner = planner_of(name)
+    planner = planner_of(name, guard=False)  # as `compare` shows it
     if planner.pack != AsGiven():
         raise InputError(f"{name} has a pack level, but the case is dealt already; leave the pack level out.")
     return System(planner=planner, prefetch=prefetch)

@@ -79,8 +79,11 @@ class SlotProducts:
         aligned = all(size * like.element_size() % _ALIGNED_BYTES == 0 for shape in shapes for size in shape)
         if not (aligned and len(like) and _has_grouped_product(like.device, like.dtype)):
             return None
-        few = FEW_PAIRS if fuses(like) else 0
-        totals = [] if residency.grads_S is None else _runs(residency.grads_S, shapes, num_S, end_S, few)
+        totals = list[_Run]()
+        if residency.grads_S is not None:
+            wide = next(grads[0].dtype for grads in residency.grads_S if grads is not None)
+            few = FEW_PAIRS if fuses(like) and wide == torch.float32 else 0
+            totals = _runs(residency.grads_S, shapes, num_S, end_S, few)
         return cls(_runs(residency.weights_S, shapes, num_S, end_S, MANY_PAIRS), totals)
 
     def times(self, rows: torch.Tensor, i: int) -> torch.Tensor:
