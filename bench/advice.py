@@ -154,7 +154,8 @@ def main() -> None:
         f" {np.median(off):.2%} off, 95 % within {np.quantile(off, 0.95):.2%}, worst {off.max():.2%}.", "",
         "| case | advice | its gain is off by | changes tried | the most that one is off, which |",
         "| --- | --- | --- | --- | --- |", *second, "",
-        "Reordering alone, node dispatch: stage at home over the stage after homes moved, no slots; experts moved a layer."
+        "Moving homes alone, without slots, under node dispatch: the stage at home over the stage with moved homes, and"
+        " the experts that move in a layer."
         f" {args.micro_steps} micro-steps of an update that bears half of the moves.", "",
         "| case | skew at home | `Lpt` | `Anneal` |", "| --- | --- | --- | --- |", *third,
     ]  # fmt: skip

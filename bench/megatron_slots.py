@@ -61,7 +61,7 @@ def _medians(num_ranks: int) -> dict[str, tuple[float, float]]:
 
 
 def _seconds(num_ranks: int) -> Seconds:
-    """Seconds by slot path, as one process finds them."""
+    """Measures the seconds of every slot path in one process."""
     paths = [str(ROOT), str(ROOT / "tests" / "megatron")]
     command = [sys.executable, "-W", "ignore", "-c", "import slot_path; slot_path.main()", str(num_ranks), str(REPEATS)]
     env = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}

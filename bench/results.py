@@ -34,7 +34,7 @@ SYSTEMS = ("bench/systems.py", *PLANS)
 
 
 class Table(NamedTuple):
-    """What begins the name of a file in bench/results, the module and its options, code beside that module, and minutes.
+    """A result: the beginning of its file's name, the module that makes it with options, the code that it measures, and minutes.
 
     Without minutes it needs a GPU or an environment of its own, and the command says which; `recorded` needs recorded routing.
     """
@@ -47,7 +47,7 @@ class Table(NamedTuple):
 
     @property
     def made_elsewhere(self) -> bool:
-        """Whether something that it needs is not here."""
+        """True if something that it needs is not here."""
         return not self.minutes or (self.recorded and not RECORDED.exists())
 
     def paths(self) -> list[str]:
@@ -62,7 +62,7 @@ class Table(NamedTuple):
         return sorted(found, key=lambda path: path.stem[-10:])
 
     def why(self) -> str:
-        """Why it is to be made again; empty while it is current."""
+        """Reason to make it again; empty while it is current."""
         if not self.files():
             return "no file"
         commit = re.search(r"commit ([0-9a-f]{7,40})(\+?)", self.files()[-1].read_text())
@@ -130,7 +130,7 @@ def _differs(name: str, commit: str) -> bool:
 
 
 def _code(name: str, text: str) -> str:
-    """Python without comments and docstrings; other text as it is."""
+    """Text without the comments and docstrings of Python; other languages are left as they are."""
     if not name.endswith(".py"):
         return text
     tree = ast.parse(text)

@@ -48,7 +48,7 @@ class LinkFit(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendFit:
-    """What one transfer backend reaches on one link class. Shown for comparison only: a `Cluster` has one figure per class.
+    """Bandwidth and latency of one transfer backend on one link class. For comparison only: a `Cluster` has one figure per class.
 
     Attributes:
         backend: Its name.

@@ -43,7 +43,7 @@ class PlanKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PlanHeader(ArrayValue):
-    """What a plan was made from, and by which version of foremoe. It has no clock, host name or weight version.
+    """Origin of a plan: what it was made from, and by which version of foremoe. It has no clock, host name or weight version.
 
     Attributes:
         planner: Text of the planner, its repr.
