@@ -1,4 +1,4 @@
-"""Runs docs/notebook.ipynb from top to bottom and writes its outputs into it; needs no Jupyter, as cells print text only."""
+"""Runs docs/notebook.ipynb from top to bottom and writes its outputs into it; needs no Jupyter."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _outputs(source: str, names: dict[str, Any], count: int) -> list[dict[str, A
     if text := printed.getvalue():
         found.append({"output_type": "stream", "name": "stdout", "text": text})
     if value is not None:
-        data = {"text/plain": repr(value)}
+        data = {"text/plain": repr(value)} | ({"text/html": value._repr_html_()} if hasattr(value, "_repr_html_") else {})
         found.append({"output_type": "execute_result", "execution_count": count, "metadata": {}, "data": data})
     return found
 

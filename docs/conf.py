@@ -94,8 +94,13 @@ def cell_text(cell: dict[str, Any]) -> str:
     """A cell of a notebook as Markdown, with the outputs that it was saved with."""
     if cell["cell_type"] == "markdown":
         return f"{cell['source']}\n"
-    shown = [output.get("text") or output["data"]["text/plain"] for output in cell["outputs"]]
-    return "\n".join([f"```python\n{cell['source']}\n```\n", *(f"```text\n{text.rstrip()}\n```\n" for text in shown)])
+    return "\n".join([f"```python\n{cell['source']}\n```\n", *map(output_text, cell["outputs"])])
+
+
+def output_text(output: dict[str, Any]) -> str:
+    """What a cell printed, or the value at its end, as HTML where it has that."""
+    page = output.get("data", {}).get("text/html")
+    return f"{page}\n" if page else f"```text\n{(output.get('text') or output['data']['text/plain']).rstrip()}\n```\n"
 
 
 def on_page(app: Any, page: str, content: list[str]) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -50,9 +53,24 @@ def test_what_a_notebook_shows_fits_a_line_or_three():
     """Arrays in full would fill pages."""
     work = foremoe.synthetic_workload("gpt-oss-20b", num_ranks=4, tokens_per_rank=64, micro_steps=2, num_layers=2)
     problem = foremoe.Problem.of(work, foremoe.Cluster.preset("8xh100", 4), redundant=1)
-    plan, _ = foremoe.Planner().plan(problem)
-    for shown in (work, problem, plan, plan.transfers, foremoe.simulate.simulate(problem, plan)):
+    plan, summary = foremoe.Planner().plan(problem)
+    for shown in (work, problem, problem.cluster, plan, plan.transfers, summary, foremoe.simulate.simulate(problem, plan)):
         assert repr(shown).startswith(type(shown).__name__) and len(repr(shown)) < 400
+
+
+def test_a_notebook_shows_fields_and_the_skew_of_a_plan() -> None:
+    """Text of the user, such as a model's name, is never markup; the picture has a point for every layer."""
+    work = foremoe.synthetic_workload("gpt-oss-20b", num_ranks=4, tokens_per_rank=64, micro_steps=2, num_layers=3)
+    model = dataclasses.replace(foremoe.Model.preset("gpt-oss-20b"), name="<b>mine</b>")
+    problem = foremoe.Problem.of(work, foremoe.Cluster.preset("8xh100", 4), model=model, redundant=1)
+    plan, _ = foremoe.Planner().plan(problem)
+    for shown in (work, problem.cluster, plan, foremoe.simulate.simulate(problem, plan)):
+        ElementTree.fromstring(f"<div>{shown._repr_html_()}</div>")  # well formed
+    page = plan._repr_html_()
+    assert "<b>" not in page and "&lt;b&gt;mine" in page and "<th style='text-align:left'>skew</th>" in page
+    home, planned = re.findall(r"points='([^']*)'", page)
+    assert len(home.split()) == len(planned.split()) == 3
+    assert "int32 [2, 3, 4, 32]" in work._repr_html_()
 
 
 def test_toml_is_read_without_the_package_that_writes_it() -> None:

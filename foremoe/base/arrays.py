@@ -130,6 +130,11 @@ class ArrayValue:
                 require_non_negative(frozen, name)
             object.__setattr__(self, name, frozen)
 
+    def _repr_html_(self) -> str:
+        from foremoe.base.shown import fields
+
+        return fields(self)
+
     def __reduce__(self) -> Any:
         # Arrays that come out of a pickle or a copy are writable.
         return _restored, (type(self), {field.name: getattr(self, field.name) for field in dataclasses.fields(self)})  # type: ignore[arg-type]

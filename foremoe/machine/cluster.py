@@ -112,8 +112,7 @@ class Cluster(ArrayValue):
         fields.check_fields(self, CHECKS)
         if self.dispatch not in DISPATCHES:
             raise InputError(f"dispatch must be {' or '.join(DISPATCHES)}; got {self.dispatch!r}.")
-        given: Array | None = self.node_of_rank_G
-        given = nodes_in_order(self.num_ranks, NODE_SIZE) if given is None else given
+        given: Array = nodes_in_order(self.num_ranks, NODE_SIZE) if self.node_of_rank_G is None else self.node_of_rank_G
         node_of_rank_G = frozen_array(given, np.int32, "node_of_rank_G")
         if node_of_rank_G.shape != (self.num_ranks,):
             shape = list(node_of_rank_G.shape)
@@ -123,6 +122,9 @@ class Cluster(ArrayValue):
             numbers = f"{len(used)} nodes numbered from {used[0]} to {used[-1]}"
             raise InputError(f"node_of_rank_G uses {numbers}; number them 0 to {len(used) - 1}.")
         object.__setattr__(self, "node_of_rank_G", node_of_rank_G)
+
+    def __repr__(self) -> str:
+        return f"Cluster({self.name!r}, {self.num_ranks} ranks, {self.ranks_per_node} per node, {self.dispatch}, {self.standing})"
 
     @classmethod
     def preset(

@@ -82,6 +82,11 @@ class Plan(ArrayValue, Checked):
             f" {self.num_replicas} replicas, stage={head.key.stage!r}, objective={head.cost.objective!r})"
         )
 
+    def _repr_html_(self) -> str:
+        from foremoe.plan.shown import plan_html
+
+        return plan_html(self)
+
     @property
     def N(self) -> int:
         """Rows."""

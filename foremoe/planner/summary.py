@@ -61,6 +61,10 @@ class PlanSummary:
     unknown_share: float = 0.0
     compile_s: float = 0.0
 
+    def __repr__(self) -> str:
+        skews = " -> ".join(f"{level.skew_mean:.3f}" for level in self.levels)
+        return f"PlanSummary(plan_s={self.plan_s:.3g}, {self.rows} rows, skew {skews}, {len(self.warnings)} warnings)"
+
     def log_warnings(self) -> None:
         """Puts `warnings` into the log, where nobody else will read the summary."""
         for text in self.warnings:

@@ -1,0 +1,32 @@
+"""How notebooks show a value: as a table of its fields."""
+
+import dataclasses
+import html
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+_LONGEST = 120  # letters of a field
+
+
+def table(caption: str, figures: Mapping[str, str], below: str = "") -> str:
+    """Returns HTML: the caption, a line for each figure, and `below`, which is HTML already."""
+    cells = "".join(
+        f"<tr><th style='text-align:left'>{html.escape(name)}</th><td style='text-align:left'>{html.escape(text)}</td></tr>"
+        for name, text in figures.items()
+    )
+    return f"<table><caption>{html.escape(caption)}</caption>{cells}</table>{below}"
+
+
+def fields(value: Any) -> str:
+    """Returns `table` of a dataclass: arrays by dtype and shape, everything else by its `repr`, cut where it is long."""
+    shown = {field.name: _text(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    return table(type(value).__name__, shown)
+
+
+def _text(value: object) -> str:
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype} {list(value.shape)}"
+    text = value if isinstance(value, str) else repr(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
