@@ -11,12 +11,13 @@ from foremoe.cli.inputs import build_case
 from foremoe.cli.jsonio import JsonCommand, emit, require_writable
 from foremoe.cli.options import DEFAULT_TOKENS_PER_RANK, CaseOptions, case_options, table_options, trainer_options
 from foremoe.cli.progress import Progress
-from foremoe.cli.tables import Column, Look, Table, number
+from foremoe.cli.tables import Column, Look, Table, number, plural
 
 COLUMNS = {
     "change": Column("change", left=True, rank=0), "speedup": Column("throughput", number(3), rank=1),
     "fits": Column("fits", lambda fits: "yes" if fits else "no", rank=2), "cost": Column("costs or needs", left=True, rank=3),
 }  # fmt: skip
+_FEW = 4  # micro-steps
 
 _HELP = """Says what to change next: redundant slots, homes, dispatch, micro-step, activation recomputation or EP degree.
 
@@ -47,13 +48,22 @@ def advise(case_options: CaseOptions, json_file: str | None, look: Look = Look()
         "advice": str(found), "speedup": found.speedup, "even_gain": found.even_gain, "fits": found.fits, "changes": rows,
         "case": case.record, "cost_model": case.cost_model,
     }  # fmt: skip
-    emit(json_file, payload, [case.line, *words(found, case.constants), "", Table(COLUMNS, rows, rows)], look)
+    few = few_micro_steps(case.problem.M)
+    emit(json_file, payload, [case.line, *words(found, case.constants), *few, "", Table(COLUMNS, rows, rows)], look)
 
 
 def words(found: Advice, constants: str) -> list[str]:
     """The advice, and what it rests on."""
     now = f"now: {found.speedup:.2f}x over experts at home; even routing would gain {max(found.even_gain, 0.0):.1%} more"
     return [f"advice: {found}", f"{now} (simulated sample, {constants})"]
+
+
+def few_micro_steps(num: int) -> list[str]:
+    """A line for a trace that is shorter than a training step."""
+    if num >= _FEW:
+        return []
+    have = f"the trace has {plural(num, 'micro-step')}; a training step usually has more"
+    return [f"note: {have}, in which moving homes and reducing gradients once a step cost a smaller share"]
 
 
 def _redealt(options: CaseOptions, ranks: int, redundant: int) -> dict[str, Case]:

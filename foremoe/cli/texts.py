@@ -16,6 +16,7 @@ from foremoe.planner.parsing import GROUP, parse
 from foremoe.planner.planner import Planner
 from foremoe.planner.strategies import STRATEGIES, resolve
 from foremoe.problem.foresight import Noisy, Rerouted, require_foresight
+from foremoe.simulate.systems import BALANCED
 
 # Exact solvers take seconds a row, so they run where they are asked for.
 DEFAULT = tuple(name for name in STRATEGIES if name != "exact")
@@ -102,6 +103,8 @@ def planner_of(text: str, shuffle: bool = False, guard: bool = True) -> Planner:
     # An installed command has its own folder first on the path; module:name means the folder it is called in.
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
+    if text.strip() == BALANCED:
+        raise InputError(f"{BALANCED} is even routing, not a strategy; read the column `of balanced`, or use `foremoe simulate`.")
     require_known(text.strip(), [*STRATEGIES, *entry_point_names(GROUP)], "strategy")
     try:
         planner = resolve(text, guard=guard)

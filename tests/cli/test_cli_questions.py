@@ -54,3 +54,14 @@ def test_history_is_asked_for_and_what_no_engine_runs_is_marked(trace: str, deal
     assert sum(line.startswith("eplb-history +") for line in lines) == 1
     said = "eplb-history: micro-step 0 has no history and is static; give --history TRACE"
     assert said in lines and said not in good([*words, "--history", trace]).stdout
+
+
+def test_advice_from_few_micro_steps_says_so() -> None:
+    words = ["advise", "--synthetic", "gpt-oss-20b", "--ranks", "4", "--layers", "0:1", "--tokens-per-rank", "256", "--micro-steps"]
+    few, many = (good([*words, number]).stdout for number in ("1", "4"))
+    assert "the trace has 1 micro-step; a training step usually has more" in few and "usually has more" not in many
+
+
+def test_compare_says_where_even_routing_stands(trace: str, dealing: list[str]) -> None:
+    said = bad(["compare", trace, *dealing, "--planners", "static,force-balanced"])
+    assert "is even routing, not a strategy" in said and "foremoe simulate" in said
