@@ -57,8 +57,8 @@ def test_history_is_asked_for_and_what_no_engine_runs_is_marked(trace: str, deal
 
 
 def test_advice_from_few_micro_steps_says_so() -> None:
-    words = ["advise", "--synthetic", "gpt-oss-20b", "--ranks", "4", "--layers", "0:1", "--tokens-per-rank", "256", "--micro-steps"]
-    few, many = (good([*words, number]).stdout for number in ("1", "4"))
+    case = ["--synthetic", "gpt-oss-20b", "--ranks", "4", "--layers", "0:1", "--tokens-per-rank", "256"]
+    few, many = (good(["advise", *case, "--micro-steps", number]).stdout for number in ("1", "4"))
     assert "the trace has 1 micro-step; a training step usually has more" in few and "usually has more" not in many
 
 
