@@ -12,7 +12,7 @@ from foremoe.advice.slots import LEAST_GAIN, SlotChoice, choose_slots, over
 from foremoe.base.arrays import Array
 from foremoe.machine.trainer import Trainer
 from foremoe.planner.planner import Planner
-from foremoe.problem.memory import buffer_bytes, fit, gigabytes
+from foremoe.problem.memory import Fit, buffer_bytes, fit, gigabytes
 from foremoe.problem.problem import Problem
 from foremoe.simulate.stage import force_balanced, simulate
 from foremoe.solvers.home.anneal import Anneal
@@ -58,14 +58,16 @@ class Advice:
     Attributes:
         speedup: The case as posed, planned, over experts at home without redundant slots.
         even_gain: What even routing would still add to the throughput.
-        fits: Whether the case fits into a rank's memory.
+        fit: Memory of the fullest rank, experts at home and buffers included.
+        fits_bare: Whether the case fits without redundant slots; if not, they are not what has to change.
         changes: Every change that was tried: those of slots first, then by gain.
         slots: The result of `choose_slots`.
     """
 
     speedup: float
     even_gain: float
-    fits: bool
+    fit: Fit
+    fits_bare: bool
     changes: tuple[Change, ...]
     slots: SlotChoice
 
@@ -75,11 +77,13 @@ class Advice:
 
         Slots come before the rest because they work in every trainer; the number is that of `choose_slots`.
         """
-        if not self.fits:
+        if not self.fit.fits:
             fitting = [change for change in self.changes if change.name == RECOMPUTE and change.fits]
             if fitting:
                 return fitting[0]
-        paying = [change for change in self.changes if change.fits and change.speedup >= 1.0 + LEAST_GAIN]
+        memory = (RECOMPUTE, DO_NOT_RECOMPUTE)
+        possible = [change for change in self.changes if change.fits or not (self.fits_bare or change.name in memory)]
+        paying = [change for change in possible if change.speedup >= 1.0 + LEAST_GAIN]
         slots = [change for change in paying if change.name == f"R = {self.slots.redundant}"]
         others = [change for change in paying if not _of_slots(change)]
         return next(iter(slots or others), None)
@@ -133,23 +137,22 @@ def advise(
     tried = list(_changes(case, slots)) + [(name, _LAYOUT, other) for name, other in (redealt or {}).items()]
     now_s, changes = stage_seconds(case, case, num_threads=num_threads), list[Change]()
     bare = case._replace(problem=dataclasses.replace(problem, redundant=0))
-    may_fit = _fits(bare)  # where the stage does not fit even without slots, they are not what has to change
     for i, (name, cost, other) in enumerate(tried):
         other_s = of_slots_s[name] if name in of_slots_s else stage_seconds(other, case, num_threads=num_threads)
-        fits = _fits(other) or not (may_fit or name in (RECOMPUTE, DO_NOT_RECOMPUTE))
-        changes.append(Change(name=name, speedup=over(now_s, other_s), cost=cost, case=other, fits=fits))
+        changes.append(Change(name=name, speedup=over(now_s, other_s), cost=cost, case=other, fits=_fit(other).fits))
         if progress is not None:
             progress(name, i + 1, len(tried))
     changes.sort(key=lambda change: (not _of_slots(change), -change.speedup))
     return Advice(
-        speedup=over(slots.options[0].stage_s, now_s), fits=_fits(case), changes=tuple(changes), slots=slots,
-        even_gain=over(now_s, stage_seconds(case, case, even=True)) - 1.0,
+        speedup=over(slots.options[0].stage_s, now_s), even_gain=over(now_s, stage_seconds(case, case, even=True)) - 1.0,
+        fit=_fit(case), fits_bare=_fit(bare).fits, changes=tuple(changes), slots=slots,
     )  # fmt: skip
 
 
-def _fits(case: Case) -> bool:
-    found = fit(case.problem, case.problem.static(), trainer=case.trainer)
-    return found.peak_bytes + buffer_bytes(case.problem, case.problem.R) <= found.memory_bytes
+def _fit(case: Case) -> Fit:
+    at_home, buffers = fit(case.problem, case.problem.static(), trainer=case.trainer), buffer_bytes(case.problem, case.problem.R)
+    again = at_home.reforward_bytes
+    return Fit(at_home.peak_bytes + buffers, None if again is None else again + buffers, at_home.memory_bytes)
 
 
 def _of_slots(change: Change) -> bool:

@@ -9,6 +9,7 @@ from foremoe.advice.changes import Advice, Case
 from foremoe.base.errors import InputError
 from foremoe.cli.inputs import build_case
 from foremoe.cli.jsonio import JsonCommand, emit, require_writable
+from foremoe.cli.memory import cure
 from foremoe.cli.options import DEFAULT_TOKENS_PER_RANK, CaseOptions, case_options, table_options, trainer_options
 from foremoe.cli.progress import Progress
 from foremoe.cli.tables import Column, Look, Table, number, plural
@@ -45,11 +46,12 @@ def advise(case_options: CaseOptions, json_file: str | None, look: Look = Look()
         found = changes.advise(case.problem, trainer=trainer, slots=case.slots, redealt=redealt, progress=progress)
     rows = [{"change": c.name, "speedup": c.speedup, "fits": c.fits, "cost": c.cost} for c in found.changes]
     payload = {
-        "advice": str(found), "speedup": found.speedup, "even_gain": found.even_gain, "fits": found.fits, "changes": rows,
+        "advice": str(found), "speedup": found.speedup, "even_gain": found.even_gain, "fits": found.fit.fits, "changes": rows,
         "case": case.record, "cost_model": case.cost_model,
     }  # fmt: skip
-    few = few_micro_steps(case.problem.M)
-    emit(json_file, payload, [case.line, *words(found, case.constants), *few, "", Table(COLUMNS, rows, rows)], look)
+    memory = [] if found.fit.fits else [f"memory: {found.fit.text()}{cure(found.fit)}"]
+    said = [*words(found, case.constants), *memory, *few_micro_steps(case.problem.M)]
+    emit(json_file, payload, [case.line, *said, "", Table(COLUMNS, rows, rows)], look)
 
 
 def words(found: Advice, constants: str) -> list[str]:

@@ -78,7 +78,7 @@ def test_slots_come_first_and_recomputation_before_them_where_the_stage_does_not
     peak = int(foremoe.problem.memory.peak_bytes(again.case.problem, again.case.problem.static()).max())
     tight = dataclasses.replace(problem.cluster, memory_bytes=peak + 2**20)
     told = advise(dataclasses.replace(problem, cluster=tight))
-    assert not told.fits and str(told).startswith(f"{RECOMPUTE}: the stage does not fit without it")
+    assert not told.fit.fits and str(told).startswith(f"{RECOMPUTE}: the stage does not fit without it")
 
 
 def test_what_takes_more_memory_is_not_advised_where_nothing_fits() -> None:
@@ -86,8 +86,10 @@ def test_what_takes_more_memory_is_not_advised_where_nothing_fits() -> None:
     problem = dataclasses.replace(problem, schedule=dataclasses.replace(problem.schedule, reforward=True))
     peak = int(foremoe.problem.memory.peak_bytes(problem, problem.static()).max())
     small = dataclasses.replace(problem, cluster=dataclasses.replace(problem.cluster, memory_bytes=peak // 2))
-    found = next(change for change in advise(small).changes if change.name == DO_NOT_RECOMPUTE)
-    assert found.speedup > 1.0 and not found.fits
+    told = advise(small)
+    found = next(change for change in told.changes if change.name == DO_NOT_RECOMPUTE)
+    assert found.speedup > 1.0 and told.best is not found
+    assert not told.fits_bare and not any(change.fits for change in told.changes)
 
 
 def test_a_sample_of_a_small_problem_is_the_problem_and_tells_its_whole_stage() -> None:
