@@ -90,8 +90,10 @@ class Advice:
 
     def __str__(self) -> str:
         best, most = self.best, self.speedup * max((c.speedup for c in self.changes if _of_slots(c)), default=1.0)
-        if max(self.speedup, most) < 1.0 + LEAST_USE:
-            return f"do not use foremoe here: it would gain {max(self.speedup, most) - 1.0:.1%}"
+        most = max(self.speedup, most)
+        if most < 1.0 + LEAST_USE:
+            longer = f"the stage would take {over(1.0, self.speedup) - 1.0:.1%} longer"
+            return f"do not use foremoe here: {longer if self.speedup < 1.0 else f'it would gain {most - 1.0:.1%}'}"
         if best is None:
             where = "" if any(change.cost == _LAYOUT for change in self.changes) else " with these micro-steps and ranks"
             return f"nothing to change{where}: even routing would gain {max(self.even_gain, 0.0):.1%} more"
@@ -106,7 +108,7 @@ RECOMPUTE, DO_NOT_RECOMPUTE = "turn on activation recomputation", "turn off acti
 
 def advise(
     problem: Problem, *, trainer: Trainer | None = None, slots: SlotChoice | None = None,
-    redealt: Mapping[str, Case] | None = None, num_threads: int | None = None,
+    redealt: Mapping[str, Case] | None = None, speedup: float | None = None, num_threads: int | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> Advice:  # fmt: skip
     """Tries changes of the case one at a time. Each is planned by the default planner and simulated on a sample of its stage.
@@ -120,6 +122,7 @@ def advise(
         slots: What `choose_slots` has found for this problem and trainer. Default: it is asked.
         redealt: More cases by name, on the same routing: other micro-steps or EP degrees. They are compared by tokens per second
             and rank.
+        speedup: That of the whole simulated stage as planned, where it is known. Default: that of the sample.
         progress: Called with (change, changes done, changes in all).
 
     Raises:
@@ -144,7 +147,8 @@ def advise(
             progress(name, i + 1, len(tried))
     changes.sort(key=lambda change: (not _of_slots(change), -change.speedup))
     return Advice(
-        speedup=over(slots.options[0].stage_s, now_s), even_gain=over(now_s, stage_seconds(case, case, even=True)) - 1.0,
+        speedup=over(slots.options[0].stage_s, now_s) if speedup is None else speedup,
+        even_gain=over(now_s, stage_seconds(case, case, even=True)) - 1.0,
         fit=_fit(case), fits_bare=_fit(bare).fits, changes=tuple(changes), slots=slots,
     )  # fmt: skip
 
@@ -190,7 +194,7 @@ def _changes(case: Case, slots: SlotChoice) -> Iterator[tuple[str, str, Case]]:
         moved = _moved(problem, home_LE)
         if moved:
             changed = dataclasses.replace(problem, home_LE=home_LE)
-            cost = f"{moved:.0f} of {problem.E} experts of a layer move, with optimizer state"
+            cost = f"{moved:{'.0f' if moved >= 1.0 else '.1f'}} of {problem.E} experts of a layer move, with optimizer state"
             yield f"homes by {type(solver).__name__}", cost, Case(changed, trainer)
     other = "pairs" if problem.cluster.dispatch == "node" else "node"
     if problem.cluster.num_nodes > 1:

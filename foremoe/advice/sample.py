@@ -14,7 +14,7 @@ from foremoe.simulate.step import head_seconds, optimizer_seconds, reduction_sec
 
 # Letters: M micro-steps, L layers.
 
-MICRO_STEPS, LAYERS = 6, 6
+MICRO_STEPS, LAYERS = 6, 12
 
 
 def sample(problem: Problem, micro_steps: int = MICRO_STEPS, layers: int = LAYERS) -> Problem:

@@ -67,7 +67,7 @@ def choose_slots(
 ) -> SlotChoice:  # fmt: skip
     """Chooses the number of redundant slots per rank: 0, 1, 2, 4 and on, as long as each slot shortens the stage by 1 %.
 
-    Plans and simulates a sample of 6 micro-steps and 6 layers with every number, homes as they are. A larger number is taken
+    Plans and simulates a sample of 6 micro-steps and 12 layers with every number, homes as they are. A larger number is taken
     if each further slot shortens the simulated stage by `LEAST_GAIN` and the buffers fit into a rank's memory. The search ends
     at the first number that is not taken, or at E/G slots.
 

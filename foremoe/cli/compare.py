@@ -93,11 +93,12 @@ def compare(
     with Progress(tasks=num_tasks) as progress:
         case = build_case(case_options, progress=progress)
         judge = Judge.of(case.problem, trainer)
-        told = advise(case.problem, trainer=trainer, slots=case.slots, progress=progress.within("advice"))
         rows = comparison.compare(
             case.problem, chosen, history_LE=case.history_LE, exact_budget_s=exact_seconds, seed=case_options.seed,
             trainer=trainer, judge=judge, progress=progress,
         )  # fmt: skip
+        known = next((row["speedup_vs_static"] for row in rows if row["solver"] == "foremoe"), None)
+        told = advise(case.problem, trainer=trainer, slots=case.slots, speedup=known, progress=progress.within("advice"))
     rows = [dict.fromkeys(judge.FIGURES) | row for row in rows]
     payload = {
         "rows": rows, "case": case.record, "objective": case.problem.cost.objective,

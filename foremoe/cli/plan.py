@@ -51,7 +51,10 @@ def plan(
             progress.note(f"warning: {warning}")
         made, trainer = planned.plan, case_options.trainer.of()
         found = gain(planned.problem, made, posed=planned.posed, trainer=trainer)
-        told = advise(planned.posed, trainer=trainer, slots=case.slots, num_threads=threads, progress=progress.within("advice"))
+        told = advise(
+            planned.posed, trainer=trainer, slots=case.slots, speedup=found.speedup, num_threads=threads,
+            progress=progress.within("advice"),
+        )  # fmt: skip
     memory = memory_figures(plan_fit(planned.problem, made, trainer)) | {
         "memory_parts": plan_memory(planned.problem, made, trainer).parts(),
         "host_bytes": host_bytes(planned.problem, made), "slots_per_rank": slots_per_rank(made),

@@ -118,7 +118,10 @@ def report(
                 num_threads=threads, progress=progress,
             )  # fmt: skip
         runs = run_stage(shown.problem, shown.plan, posed=shown.posed, moves_s=shown.moves_s, trainer=trainer)
-        advice = str(advise(shown.posed, trainer=trainer, slots=slots, num_threads=threads, progress=progress.within("advice")))
+        advice = str(advise(
+            shown.posed, trainer=trainer, slots=slots, speedup=runs.gains()["speedup"], num_threads=threads,
+            progress=progress.within("advice"),
+        ))  # fmt: skip
         write_report(
             output, shown.problem, shown.plan, planner_report=shown.summary, runs=runs, strategies=strategies, what_if=others,
             source=seeded(shown.source, case_options.seed), date=datetime.date.today().isoformat(), command=command,

@@ -51,7 +51,8 @@ def _gain(facts: Mapping[str, Any], gains: Mapping[str, Any]) -> str:
     if not facts["executable"]:
         return f"Homes move, so this plan is scored and never executed: {stage} stage {gains['speedup']:.2f}x ({change})."
     if gains["speedup"] < EVEN:
-        return f"Nothing to gain here: the {stage} stage stays at {gains['speedup']:.2f}x ({change})."
+        told = "Nothing to gain here" if gains["speedup"] >= 2.0 - EVEN else "Do not use this plan"
+        return f"{told}: {stage} stage {gains['speedup']:.2f}x as fast as with experts at home ({change})."
     step = "" if gains.get("step_speedup") is None else f"; whole training step {gains['step_speedup']:.2f}x"
     return f"{stage.capitalize()} stage {gains['speedup']:.2f}x as fast as with experts at home ({change}){step}."
 

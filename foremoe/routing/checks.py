@@ -15,11 +15,12 @@ MAX_EXPERTS = int(np.iinfo(np.int16).max)
 
 
 def known_model(model: str | Model | None) -> Model | None:
-    """`model` itself, or the preset of that name; None for any other name, which is only a label."""
+    """`model` itself, or the preset of that name or hub's name; None for any other name, which is only a label."""
     if not isinstance(model, str | Model | None):
         raise InputError(f"model must be the name of a model; got {type(model).__name__}.")
     if isinstance(model, str):
-        return Model.preset(model) if model.strip().lower() in Model.preset_names() else None
+        found = Model.preset_of(model)
+        return None if found is None else Model.preset(found)
     return model
 
 

@@ -103,13 +103,25 @@ def test_a_sample_of_a_small_problem_is_the_problem_and_tells_its_whole_stage() 
 
 
 def test_a_sample_tells_a_long_stage_within_a_few_hundredths() -> None:
-    problem = posed("gpt-oss-math-like", layers=10, micro_steps=10)
+    problem = posed("gpt-oss-math-like", layers=16, micro_steps=10)
     part = sample(problem)
-    assert (part.M, part.L) == (6, 6)
+    assert (part.M, part.L) == (6, 12)
     case = Case(problem, Trainer())
     found_s = stage_seconds(case, case)
     whole_s = Judge.of(problem)(problem, Planner().plan(problem)[0])["simulated_stage_s"]
     assert found_s == pytest.approx(whole_s, rel=0.03)
+
+
+def test_a_sample_is_deep_enough_to_see_copies_that_queue_up() -> None:
+    """The same rank is the fullest in all layers, and a gradient takes longer on its way home than a short row computes."""
+    load_E = np.exp(np.linspace(3.0, 0.0, 32))
+    load_ME = np.random.default_rng(0).multinomial(4 * 256, load_E / load_E.sum(), size=(4, 24, 8))
+    work = foremoe.Workload.from_counts(load_ME.astype(np.int32), num_topk=4, model="gpt-oss-20b")
+    problem = foremoe.Problem.of(work, foremoe.Cluster.preset("8xh100", 8), redundant=1)
+    speedup = Judge.of(problem)(problem, Planner().plan(problem)[0])["speedup_vs_static"]
+    assert speedup < 0.95 and choose_slots(problem).redundant == 0
+    told = str(advise(problem, speedup=speedup))
+    assert told == f"do not use foremoe here: the stage would take {1.0 / speedup - 1.0:.1%} longer"
 
 
 def test_moves_of_homes_are_in_the_stage_that_has_them() -> None:

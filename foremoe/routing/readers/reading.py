@@ -41,6 +41,9 @@ class Reader:
         preset = known_model(model)
         self.model = model.name if isinstance(model, Model) else model
         experts = _agree(preset, num_experts, "num_experts")
+        if experts is None and isinstance(model, str):
+            names = ", ".join(Model.preset_names())
+            raise InputError(f"there is no model preset {model!r}; give num_experts, a Model, or one of {names}.")
         if experts is None:
             raise InputError("give model, or num_experts: the largest expert in a payload would be a guess.")
         self.num_experts = whole(experts, "num_experts", 1, MAX_EXPERTS)
