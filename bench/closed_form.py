@@ -80,8 +80,7 @@ def seconds(problem: Problem) -> dict[str, Timed]:
 
 def timed(problem: Problem, plan: foremoe.Plan) -> Timed:
     """A plan's price and simulated seconds."""
-    placement = foremoe.Placement(expert_NGS=plan.expert_NGS, quota_NGS=plan.quota_NGS)
-    return Timed(foremoe.price(problem, placement).total_s, simulate(problem, plan).total_s)
+    return Timed(foremoe.price(problem, plan.placement).total_s, simulate(problem, plan).total_s)
 
 
 def tables(num_cases: int, dispatch: str) -> list[str]:

@@ -76,10 +76,9 @@ def posed(
 def stage_seconds(problem: foremoe.Problem, effort: int | None) -> tuple[float, float]:
     """Simulated seconds of the stage, and CPU milliseconds a row of planning it."""
     plan, how = foremoe.Planner(rank=(Search(effort),), guard=False).plan(problem, num_threads=1)
-    placement = Placement(expert_NGS=plan.expert_NGS, quota_NGS=plan.quota_NGS)
     schedule = foremoe.Schedule.plain(problem.stage, MICRO_STEPS)
     longer = dataclasses.replace(problem, schedule=schedule, **foremoe.Problem.join_arrays([problem] * MICRO_STEPS, "M"))
-    given = Given(placement.cut(N=np.tile(np.arange(problem.N), MICRO_STEPS)))
+    given = Given(plan.placement.cut(N=np.tile(np.arange(problem.N), MICRO_STEPS)))
     whole, _ = foremoe.Planner(rank=(given,), guard=False).plan(longer)
     return simulate(longer, whole).total_s, sum(level.cpu_s for level in how.levels) / problem.N * 1e3
 

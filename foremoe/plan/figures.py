@@ -10,7 +10,6 @@ from foremoe.plan.plan import Plan
 from foremoe.plan.replicas import Replicas
 from foremoe.plan.transfers import Link
 from foremoe.problem.memory import Fit, Memory, fit, rank_memory
-from foremoe.problem.placement import Placement
 from foremoe.problem.problem import Problem
 
 # Letters: M micro-steps, L layers, N = M*L rows, G ranks, E experts, S slots.
@@ -60,12 +59,12 @@ def stage_seconds(plan: Plan, counted_ML: Array | None = None) -> tuple[float, f
 
 def plan_memory(problem: Problem, plan: Plan, trainer: Trainer | None = None) -> Memory:
     """What every rank keeps while it runs the plan (see `rank_memory`)."""
-    return rank_memory(problem, _placement(plan), trainer=trainer)
+    return rank_memory(problem, plan.placement, trainer=trainer)
 
 
 def plan_fit(problem: Problem, plan: Plan, trainer: Trainer | None = None) -> Fit:
     """Whether the fullest rank fits while it runs the plan."""
-    return fit(problem, _placement(plan), trainer=trainer)
+    return fit(problem, plan.placement, trainer=trainer)
 
 
 def memory_figures(verdict: Fit) -> dict[str, Any]:
@@ -85,10 +84,6 @@ def host_bytes(problem: Problem, plan: Plan) -> int:
 def slots_per_rank(plan: Plan) -> int:
     """Redundant slots per rank that the plan needs: all, or none if it makes no replica."""
     return plan.S - plan.B if (plan.quota_MLGS[..., plan.B :] > 0).any() else 0
-
-
-def _placement(plan: Plan) -> Placement:
-    return Placement(expert_NGS=plan.expert_NGS, quota_NGS=plan.quota_NGS)
 
 
 def max_fanout(plan: Plan, counted_ML: Array) -> int:

@@ -14,7 +14,7 @@ from foremoe.base.errors import InputError, PlanError
 from foremoe.plan.transfer_laws import check_transfers
 from foremoe.problem.bounds import load_bound, row_bound, settled_load_bound
 from foremoe.problem.laws import Violations, check_placement, check_stops
-from foremoe.problem.placement import Placement, Stop
+from foremoe.problem.placement import Stop
 from foremoe.problem.pricing import price
 from foremoe.problem.problem import Problem, layer_number_fault
 from foremoe.problem.schedule import Uses
@@ -116,8 +116,7 @@ def _check_numbers(found: Violations, plan: Plan) -> None:
 
 def _check_prices(found: Violations, plan: Plan, problem: Problem) -> None:
     """Costs and bounds are those of the problem."""
-    placement = Placement(expert_NGS=plan.expert_NGS, quota_NGS=plan.quota_NGS)
-    cost, load_bound_N, bound_N = price(problem, placement), load_bound(problem), row_bound(problem)
+    cost, load_bound_N, bound_N = price(problem, plan.placement), load_bound(problem), row_bound(problem)
     have, total_N = plan.cost_ML.reshape(plan.N), cost.total_s
 
     def apart_N(name: str, part_N: Array) -> Array:

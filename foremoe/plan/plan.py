@@ -17,6 +17,7 @@ from foremoe.plan.laws import plan_violations
 from foremoe.plan.split import split_over_sources
 from foremoe.plan.transfers import TransferList, derive_transfers
 from foremoe.problem.cost import Cost
+from foremoe.problem.placement import Placement
 from foremoe.problem.problem import Problem
 from foremoe.problem.schedule import Schedule
 from foremoe.routing.checks import layer_positions
@@ -106,6 +107,11 @@ class Plan(ArrayValue, Checked):
     def quota_NGS(self) -> Array:
         """View of `quota_MLGS` by row."""
         return self.quota_MLGS.reshape(self.N, self.G, self.S)
+
+    @property
+    def placement(self) -> Placement:
+        """The placement of all rows, as solvers give it and `foremoe.price` takes it."""
+        return Placement(expert_NGS=self.expert_NGS, quota_NGS=self.quota_NGS)
 
     @property
     def load_NG(self) -> Array:

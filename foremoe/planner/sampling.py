@@ -54,7 +54,7 @@ def sampled_line(name: str, planner: Planner, problem: Problem, shared: Comparis
         return line_without_figures(name, f"left out: none of {num_tried} sampled rows was proven optimal within {budget}")
     others = [plan for plan in plans.values() if plan.executable and (plan.home_LE == problem.home_LE).all()]
     rest = min(others, key=lambda plan: stage_seconds(plan)[0], default=None)
-    around = problem.static() if rest is None else Placement(expert_NGS=rest.expert_NGS, quota_NGS=rest.quota_NGS)
+    around = problem.static() if rest is None else rest.placement
     expert_NGS, quota_NGS = around.expert_NGS.copy(), around.quotas_NGS.copy()
     bound_N, stop_N = np.full(problem.N, -np.inf), np.full(problem.N, Stop.DONE, np.uint8)
     for n, one in proven.items():

@@ -85,7 +85,7 @@ def price(problem: Problem, placement: Placement) -> Cost:
 
     Example:
         >>> static = foremoe.price(problem, problem.static())
-        >>> planned = foremoe.price(problem, foremoe.Placement(expert_NGS=plan.expert_NGS, quota_NGS=plan.quota_NGS))
+        >>> planned = foremoe.price(problem, plan.placement)
         >>> bool((planned.compute_s < static.compute_s).all())
         True
     """

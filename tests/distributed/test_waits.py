@@ -177,6 +177,7 @@ def test_an_interrupt_ends_the_others_and_stops_the_planner() -> None:
 def gives_up_and_closes(group: TorchGroup) -> str:
     """Rank 1 reports and does not come; the others' messages are in flight when they give their group back."""
     own, found = TorchGroup(group.process_group, timeout_s=600.0), ""
+    own.barrier()  # a report may end the making of a group, too
     if group.rank == 1:
         own.report("ValueError: no more")
     else:

@@ -58,13 +58,9 @@ RUNNABLE = {
 needs_scip = pytest.mark.skipif(importlib.util.find_spec("pyscipopt") is None, reason="exact needs pyscipopt")
 
 
-def placement_of(plan: Plan) -> foremoe.Placement:
-    return foremoe.Placement(expert_NGS=plan.expert_NGS, quota_NGS=plan.quota_NGS)
-
-
 def objective_N(problem: Problem, plan: Plan) -> np.ndarray:
     """The plan's objective, priced anew."""
-    return row_objective(problem, placement_of(plan))
+    return row_objective(problem, plan.placement)
 
 
 def guarded(planner: Planner) -> Planner:

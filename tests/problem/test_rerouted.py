@@ -14,7 +14,6 @@ from foremoe import InputError, Planner, Rerouted
 from foremoe.plan.split import split_over_sources
 from foremoe.planner.start import served
 from foremoe.problem.foresight import foreseen, require_foresight
-from foremoe.problem.placement import Placement
 from foremoe.problem.problem import Problem
 from foremoe.solvers import Greedy
 from foremoe.synthetic import synthetic_workload
@@ -77,7 +76,7 @@ def test_counts_are_served_as_remap_serves_tokens(data: st.DataObject, seed: int
             tables = (pairs_Z[:, None], split_NP[n], plan.expert_NGS[n].ravel(), home_E)
             slot_Z1, _ = remap(*(torch.from_numpy(np.array(table, np.int64)) for table in tables))
             served_NP[n] += np.bincount(slot_Z1[:, 0].numpy(), minlength=served_NP.shape[1])
-    placement = Placement(expert_NGS=plan.expert_NGS, quota_NGS=plan.quota_NGS)
+    placement = plan.placement
     assert np.array_equal(served(other, problem, placement).quotas_NGS.reshape(served_NP.shape), served_NP)
 
 

@@ -12,7 +12,6 @@ from solver_util import make_problem, problems
 import foremoe
 from foremoe.planner.planner import Planner
 from foremoe.problem.estimate import problem_rates
-from foremoe.problem.placement import Placement
 from foremoe.problem.pricing import row_objective
 from foremoe.problem.problem import Problem
 from foremoe.solvers.home.anneal import Anneal
@@ -29,7 +28,7 @@ def test_under_time_homes_change_only_if_the_model_says_that_it_pays(problem, mi
     for homes_LE in (problem.home_LE, home_LE):
         there = dataclasses.replace(problem, home_LE=homes_LE)
         plan, _ = Planner(rank=solver.trial).plan(there)
-        seconds_L.append(row_objective(there, Placement(expert_NGS=plan.expert_NGS, quota_NGS=plan.quota_NGS)))
+        seconds_L.append(row_objective(there, plan.placement))
     now_L, new_L = (s.reshape(problem.M, problem.L).sum(axis=0) for s in seconds_L)
     paid_L = new_L + price_L(problem, home_LE, state_bytes)
     assert (paid_L <= (1 - min_gain) * now_L * (1 + 1e-9))[changed_L].all()

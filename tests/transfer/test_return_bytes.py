@@ -65,7 +65,7 @@ def test_the_memory_model_knows_the_bound():
     model = dataclasses.replace(head.model, hidden_size=4096, ffn_size=1536)
     work = foremoe.Workload.from_counts(plan.load_MLE[:, :, None, :].repeat(4, 2) // 4, num_topk=1)
     problem = foremoe.Problem.of(work, head.cluster, model=model)
-    placement = foremoe.Placement(expert_NGS=plan.expert_NGS, quota_NGS=plan.quota_NGS)
+    placement = plan.placement
     staged_G = foremoe.problem.memory.staging_bytes(problem, placement)
     assert staged_G.tolist() == [9 * model.gradient_bytes, 0, 0, 0]
 
