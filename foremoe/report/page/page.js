@@ -149,7 +149,7 @@ function stageFigures() {
     figure("strategies", drawStrategies);
     document.getElementById("strategy-table").append(...strategyTable(facts.strategies));
   }
-  if (facts.what_if) whatIfFigures();
+  if (facts.changes) document.getElementById("changes-table").append(changesTable(facts.changes));
 }
 
 function timelineFigure() {
@@ -163,7 +163,7 @@ function timelineFigure() {
 async function open() {
   headWords();
   rows = new Rows(await readArrays());
-  for (const [id, value] of [["job", job], ["time", facts.timeline], ["compared", facts.strategies], ["whatif", facts.what_if]]) document.getElementById(id).hidden = !value;
+  for (const [id, value] of [["job", job], ["time", facts.timeline], ["compared", facts.strategies], ["changes", facts.changes]]) document.getElementById(id).hidden = !value;
   contentsWords();
   rowControls();
   const linked = chosenByAddress();
