@@ -19,8 +19,8 @@ from foremoe.cli.reported import plan_case, read_plan
 from foremoe.cli.reported_job import report_job, seeded, strategy_lines, wrote
 from foremoe.cli.tables import seconds
 from foremoe.cli.texts import planners_of, split_list
-from foremoe.report import run_stage, write_report
-from foremoe.simulate import Gain
+from foremoe.report import write_report
+from foremoe.simulate.runs import run_stage
 
 NOTHING = "none"
 
@@ -106,9 +106,8 @@ def report(
             source=seeded(shown.source, case_options.seed), date=datetime.date.today().isoformat(), command=command,
             posed=shown.posed, moves_s=shown.moves_s, trainer=trainer,
         )  # fmt: skip
-    found = {name: runs.gains()[name] for name in ("static_s", "planned_s", "balanced_s")}
-    gained = str(Gain(**found, standing=shown.problem.cluster.standing))
-    lines = [shown.plan.summary(), gained, f"advice: {advice}", plan_line(shown.problem, shown.plan, trainer)]
+    gained = runs.gain(shown.problem.cluster.standing)
+    lines = [shown.plan.summary(), str(gained), f"advice: {advice}", plan_line(shown.problem, shown.plan, trainer)]
     if shown.moves_s:
         lines.append(f"homes: moved before the stage in {seconds(shown.moves_s)}, exposed; skew starts from moved homes")
     emit(None, {}, [*lines, wrote(output)])

@@ -24,10 +24,10 @@ from foremoe.report.lanes import pack_simulation, pack_timelines
 from foremoe.report.packing import Packer
 from foremoe.report.reasons import best_copies
 from foremoe.report.rows import link_bytes, pack_reasons, pack_rows, require_belongs
-from foremoe.report.runs import StageRuns
 from foremoe.report.strategy_table import strategy_table
 from foremoe.report.template import Block, page
 from foremoe.report.verdict import verdict
+from foremoe.simulate.runs import StageRuns
 
 if TYPE_CHECKING:
     from foremoe.transfer.timeline import Timeline

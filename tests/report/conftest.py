@@ -9,7 +9,8 @@ import pytest
 from report_case import small_problem
 
 import foremoe
-from foremoe.report import run_stage, write_report
+from foremoe.report import write_report
+from foremoe.simulate import run_stage
 
 
 @pytest.fixture(scope="session")

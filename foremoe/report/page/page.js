@@ -29,7 +29,7 @@ function headWords() {
   document.getElementById("made").append(...[facts.source, facts.date, `foremoe ${facts.version}`].filter(Boolean).join(" · "), ...(facts.command ? [" · ", html("code", {}, facts.command)] : []));
   const stage = () => {
     if (!facts.simulated) return ["stage, predicted", change(h.static_s, planned_s), `${fixed(speed, 2)} x, ${facts.standing}${moving}`];
-    const { static_s, planned_s: simulated_s, speedup } = facts.simulated.gains;
+    const { static_s, planned_s: simulated_s, speedup_vs_static: speedup } = facts.simulated.gains;
     return ["stage, simulated", change(static_s, simulated_s), `${fixed(speedup, 2)} x, ${facts.standing}${moving}`];
   };
   const tiles = [
