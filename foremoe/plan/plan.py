@@ -281,7 +281,7 @@ class Plan(ArrayValue, Checked):
         Example:
             >>> greedy, _ = foremoe.resolve("greedy").plan(problem)
             >>> print(plan.diff(greedy).splitlines()[2])
-            skew mean: 1.0513 -> 1.0154; copies: 113 -> 129
+            skew mean: 1.0514 -> 1.0154; copies: 112 -> 129
         """
         from foremoe.plan.text import diff
 
