@@ -29,10 +29,10 @@ from foremoe.planner.planner import Planner
 from foremoe.problem.cost import CostModel
 from foremoe.problem.problem import Problem
 from foremoe.problem.schedule import Schedule
-from foremoe.report import run_stage, write_report
+from foremoe.report import write_report
 from foremoe.runtime.bank import ExpertBank
 from foremoe.runtime.runtime import Runtime
-from foremoe.simulate import simulate
+from foremoe.simulate import run_stage, simulate
 from foremoe.testing.ranks import run_processes
 from foremoe.workload.workload import Workload
 

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -87,6 +87,10 @@ class Advice:
         slots = [change for change in paying if change.name == f"R = {self.slots.redundant}"]
         others = [change for change in paying if not _of_slots(change)]
         return next(iter(slots or others), None)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Returns one row for each of `changes`: ``change``, ``speedup``, ``fits`` and ``cost``."""
+        return [{"change": c.name, "speedup": c.speedup, "fits": c.fits, "cost": c.cost} for c in self.changes]
 
     def __str__(self) -> str:
         best, most = self.best, self.speedup * max((c.speedup for c in self.changes if _of_slots(c)), default=1.0)

@@ -18,7 +18,7 @@ from foremoe.cli.texts import Seconds, foresight_of, planner_of, split_list, who
 from foremoe.planner import ablation
 from foremoe.planner.comparison import EXACT_BUDGET_S
 from foremoe.planner.planner import Planner
-from foremoe.simulate.step import Judge
+from foremoe.simulate.runs import Judge
 from foremoe.workload.packing import AsGiven
 
 

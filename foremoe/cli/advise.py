@@ -44,7 +44,7 @@ def advise(case_options: CaseOptions, json_file: str | None, look: Look = Look()
         trainer = case_options.trainer.of()
         redealt = _redealt(case_options, case.problem.G, case.problem.R)
         found = changes.advise(case.problem, trainer=trainer, slots=case.slots, redealt=redealt, progress=progress)
-    rows = [{"change": c.name, "speedup": c.speedup, "fits": c.fits, "cost": c.cost} for c in found.changes]
+    rows = found.rows()
     payload = {
         "advice": str(found), "speedup": found.speedup, "even_gain": found.even_gain, "fits": found.fit.fits, "changes": rows,
         "case": case.record, "cost_model": case.cost_model,

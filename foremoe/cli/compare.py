@@ -30,7 +30,7 @@ from foremoe.cli.texts import Seconds, planners_of, split_list
 from foremoe.cli.tones import tones
 from foremoe.planner import comparison
 from foremoe.planner.planner import Planner
-from foremoe.simulate.step import Judge
+from foremoe.simulate.runs import Judge
 
 PLANNED = {
     "skew_mean": Column(

@@ -18,12 +18,11 @@ from foremoe.cli.progress import Progress
 from foremoe.cli.reported import plan_case, read_plan
 from foremoe.cli.reported_job import report_job, seeded, strategy_lines, wrote
 from foremoe.cli.tables import seconds
-from foremoe.cli.texts import planners_of, split_list, whole_numbers
-from foremoe.report import run_stage, write_report
-from foremoe.report import what_if as plan_again
-from foremoe.simulate import Gain
+from foremoe.cli.texts import planners_of, split_list
+from foremoe.report import write_report
+from foremoe.simulate.runs import run_stage
 
-NOTHING, WHAT_IF = "none", "0,1,2,4"
+NOTHING = "none"
 
 
 class RecordedCommand(HelpedCommand):
@@ -37,8 +36,8 @@ class RecordedCommand(HelpedCommand):
 
 _HELP = """Writes one self-contained HTML page of a plan; it opens from disk in any browser and needs no network.
 
-Skew before and after, the chosen layer's loads and copies, a simulated timeline, links, memory, strategies, and what other
-numbers of redundant slots would give. Times are simulated.
+Skew before and after, the chosen layer's loads and copies, a simulated timeline, links, memory, strategies, and what each
+change of the case would give. Times are simulated.
 
 All ranks (--ranks) share the tokens; with --ep or --pp the page has a plan for every EP group and pipeline rank, shows the
 slowest first, and lets the reader choose among them.
@@ -54,7 +53,7 @@ Example:
 @case_options()
 @option(
     "--planner", "planner_name", metavar="NAME",
-    help="A strategy, an installed solver, or a text such as 'Quota(min_pairs=64)'.  [default: foremoe, or the plan file's]",
+    help="A strategy, an installed solver, or a text such as 'Quota(min_pairs=64)'.  [default: foremoe]",
 )  # fmt: skip
 @option(
     "--plan", "plan_file", metavar="FILE",
@@ -65,11 +64,6 @@ Example:
 @gpus_option
 @option("--pp", type=COUNT, default=1, help="Pipeline ranks that the layers are split over; the page shows each.")
 @option("--vpp", type=COUNT, default=1, help="Chunks per pipeline rank (interleaved schedule).")
-@option(
-    "--what-if", metavar="LIST",
-    help=f"Numbers of redundant slots to plan again with, for comparison; {NOTHING} for none.  [default: {WHAT_IF}; {NOTHING} "
-    "with --ep or --pp]",
-)  # fmt: skip
 @planners_option(
     help="Strategies or solvers of the table, as for `foremoe compare`; none for no table.  [default: all but exact]"
 )
@@ -78,7 +72,7 @@ Example:
 @trainer_options
 def report(
     case_options: CaseOptions, planner_name: str | None, plan_file: str | None,
-    what_if: str | None, planners: tuple[str, ...], threads: int | None, output: str, *, ep: int | None = None, pp: int = 1,
+    planners: tuple[str, ...], threads: int | None, output: str, *, ep: int | None = None, pp: int = 1,
     vpp: int = 1, gpus: int | None = None,
 ) -> None:  # fmt: skip
     """The command ``foremoe report``."""
@@ -86,50 +80,41 @@ def report(
         raise InputError("the report goes to a file, not to stdout; give -o a name such as report.html.")
     require_writable({"the report": output}, [*case_options.files, plan_file])
     case_options, several = on_gpus(case_options, gpus, pp), ep is not None or pp * vpp > 1
-    if what_if is None:
-        what_if = NOTHING if several else WHAT_IF
-    redundant = [] if what_if.strip() == NOTHING else whole_numbers((what_if,), "--what-if")
     names = split_list(planners, "--planners")
     compared = {} if names == [NOTHING] else planners_of(names)
     command = click.get_current_context().meta["command"]
     if several:
-        if plan_file is not None or redundant:
-            raise InputError("--ep and --pp plan and simulate a whole job; leave out --plan and --what-if.")
+        if plan_file is not None:
+            raise InputError("--ep and --pp plan and simulate a whole job; leave out --plan.")
         emit(None, {}, report_job(case_options, planner_name or "foremoe", (ep, pp, vpp), compared, threads, output, command))
         return
     trainer = case_options.trainer.of()
-    num_tasks = 1 + len(redundant) + (len(compared) + 1 if compared else 0)  # advice is one
+    num_tasks = 1 + (len(compared) + 1 if compared else 0)  # advice is one
     if plan_file is None:
         num_tasks += 1 + (case_options.redundant is None)
     with Progress(tasks=num_tasks) as progress:
         if plan_file is None:
-            case, shown, _ = plan_case(case_options, planner_name or "foremoe", threads, progress, redundant)
+            case, shown, _ = plan_case(case_options, planner_name or "foremoe", threads, progress)
             slots = case.slots
         else:
-            slots, shown = None, read_plan(case_options, planner_name, plan_file, redundant)
+            slots, shown = None, read_plan(case_options, planner_name, plan_file)
         strategies = strategy_lines(shown, compared, threads, case_options.seed, trainer, progress) if compared else None
-        others = None
-        if redundant and shown.planner is None:
-            left_out = "the plan's planner is not one of foremoe's own, so what-if is left out"
-            progress.note(f"warning: {left_out}; give --planner to choose one.")
-        elif redundant and shown.planner is not None:
-            others = plan_again(
-                shown.problem, shown.planner, redundant, history_LE=shown.history_LE, trainer=trainer,
-                num_threads=threads, progress=progress,
-            )  # fmt: skip
         runs = run_stage(shown.problem, shown.plan, posed=shown.posed, moves_s=shown.moves_s, trainer=trainer)
-        advice = str(advise(
-            shown.posed, trainer=trainer, slots=slots, speedup=runs.gains()["speedup"], num_threads=threads,
+        gained = runs.gain(shown.problem.cluster.standing)
+        advice = advise(
+            shown.posed,
+            trainer=trainer,
+            slots=slots,
+            speedup=gained.speedup,
+            num_threads=threads,
             progress=progress.within("advice"),
-        ))  # fmt: skip
+        )
         write_report(
-            output, shown.problem, shown.plan, planner_report=shown.summary, runs=runs, strategies=strategies, what_if=others,
+            output, shown.problem, shown.plan, planner_report=shown.summary, runs=runs, strategies=strategies, advice=advice,
             source=seeded(shown.source, case_options.seed), date=datetime.date.today().isoformat(), command=command,
-            posed=shown.posed, moves_s=shown.moves_s, trainer=trainer, advice=advice,
+            posed=shown.posed, moves_s=shown.moves_s, trainer=trainer,
         )  # fmt: skip
-    found = {name: runs.gains()[name] for name in ("static_s", "planned_s", "balanced_s")}
-    gained = str(Gain(**found, standing=shown.problem.cluster.standing))
-    lines = [shown.plan.summary(), gained, f"advice: {advice}", plan_line(shown.problem, shown.plan, trainer)]
+    lines = [shown.plan.summary(), str(gained), f"advice: {advice}", plan_line(shown.problem, shown.plan, trainer)]
     if shown.moves_s:
         lines.append(f"homes: moved before the stage in {seconds(shown.moves_s)}, exposed; skew starts from moved homes")
     emit(None, {}, [*lines, wrote(output)])

@@ -1,7 +1,6 @@
 """A plan to write or to show: of a case planned now, or of a file with the problem it was made for."""
 
 import dataclasses
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from foremoe.base.arrays import Array
@@ -14,9 +13,6 @@ from foremoe.cli.options import CaseOptions
 from foremoe.cli.progress import Progress
 from foremoe.cli.texts import planner_of
 from foremoe.plan.plan import Plan
-from foremoe.planner.parsing import parse
-from foremoe.planner.planner import Planner
-from foremoe.planner.strategies import STRATEGIES, resolve
 from foremoe.planner.summary import PlanSummary
 from foremoe.problem.problem import Problem
 from foremoe.report.rows import executable_problem, require_belongs
@@ -31,15 +27,14 @@ class Shown(NamedTuple):
     problem: Problem  # with the homes that the plan has
     plan: Plan
     summary: PlanSummary | None  # None for a plan of a file
-    planner: Planner | None  # for other numbers of slots, if it is known
+    home: object  # the home level that moved homes; None where it is not known
     history_LE: Array | None  # load of an earlier step
     source: str  # where the load comes from, in a few words
 
     @property
     def moves_s(self) -> float:
         """Seconds from the posed homes to the plan's."""
-        home = None if self.planner is None else self.planner.home
-        return float(home_moves_L(self.posed, self.problem.home_LE, home).sum())
+        return float(home_moves_L(self.posed, self.problem.home_LE, self.home).sum())
 
 
 def plan_case(
@@ -47,29 +42,25 @@ def plan_case(
     name: str,
     threads: int | None,
     progress: Progress,
-    redundant: Sequence[int] = (),
 ) -> tuple[Case, Shown, PlanSummary]:
-    """The case planned now, after a look at whether it could have these other numbers of redundant slots."""
+    """The case, planned now."""
     planner = planner_of(name, options.shuffle)
     case = build_case(options, planner.pack, threads, progress)
-    _require_possible(case.problem, redundant)
     # The home level acts once per step, outside of planning; a command's case is the whole step.
     problem = dataclasses.replace(case.problem, home_LE=planner.homes(case.problem, num_threads=threads))
     plan, summary = planner.plan(
         problem, history_LE=case.history_LE, num_threads=threads, progress=lambda done, total: progress(name, done, total)
     )
-    shown = Shown(case.problem, problem, plan, summary, planner, case.history_LE, source_of(case))
+    shown = Shown(case.problem, problem, plan, summary, planner.home, case.history_LE, source_of(case))
     return case, shown, summary
 
 
-def read_plan(options: CaseOptions, planner_name: str | None, plan_file: str, redundant: Sequence[int]) -> Shown:
+def read_plan(options: CaseOptions, planner_name: str | None, plan_file: str) -> Shown:
     """The plan of a file, and the problem it was made for."""
     require_one_source(options)
     plan = Plan.load(plan_file)
     # A file's own text never imports anything: only the caller of the command may name code that runs.
-    planner = None if planner_name is None else planner_of(planner_name)
-    if planner_name is None and redundant:
-        planner = _builtin_planner(plan.header.planner)
+    home = None if planner_name is None else planner_of(planner_name).home
     if options.traces:
         head, work = plan.header, _work_of(options.traces, plan)
         posed = Problem.of(work, head.cluster, model=head.model, redundant=head.redundant, schedule=head.schedule)
@@ -84,9 +75,8 @@ def read_plan(options: CaseOptions, planner_name: str | None, plan_file: str, re
             raise InputError(f"{differ}; give the options that it was planned with.")
     problem = executable_problem(posed, plan)
     require_belongs(problem, plan)
-    _require_possible(problem, redundant)
     posed = dataclasses.replace(problem, home_LE=posed.home_LE)
-    return Shown(posed, problem, plan, None, planner, history_LE, source)
+    return Shown(posed, problem, plan, None, home, history_LE, source)
 
 
 def _work_of(paths: tuple[str, ...], plan: Plan) -> Workload:
@@ -104,24 +94,6 @@ def _work_of(paths: tuple[str, ...], plan: Plan) -> Workload:
     if work.M != plan.M:
         raise InputError(f"the workload has {work.M} micro-steps and the plan {plan.M}; give what was planned.")
     return work
-
-
-def _builtin_planner(text: str) -> Planner | None:
-    """The planner of a plan file's text if foremoe itself brings all of it; never code from elsewhere."""
-    if text in STRATEGIES:
-        return STRATEGIES[text]
-    try:
-        found = parse(text, builtin=True)
-        # A text in quotes is text again, and could name a module.
-        return None if isinstance(found, str) else resolve(found)
-    except Exception:  # the text is anybody's, and may fail in any way
-        return None
-
-
-def _require_possible(problem: Problem, redundant: Sequence[int]) -> None:
-    """Raises InputError for numbers of redundant slots that the problem cannot have."""
-    for slots in redundant:
-        dataclasses.replace(problem, redundant=slots)
 
 
 def source_of(case: Case) -> str:

@@ -18,7 +18,7 @@ from foremoe.planner.comparison import compare, needs_first_left_out
 from foremoe.planner.planner import Planner
 from foremoe.problem.problem import Problem
 from foremoe.report import plan_job, write_job_report
-from foremoe.simulate.step import Judge
+from foremoe.simulate.runs import Judge
 from foremoe.simulate.systems import BALANCED, System, simulate_systems
 from foremoe.workload.packing import AsGiven
 

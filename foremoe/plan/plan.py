@@ -48,7 +48,7 @@ class Plan(ArrayValue, Checked):
 
     Example:
         >>> plan
-        Plan(4 micro-steps, 4 layers, 8 ranks, 32 experts, R=1, 102 replicas, stage='update', objective='time')
+        Plan(4 micro-steps, 4 layers, 8 ranks, 32 experts, R=1, 101 replicas, stage='update', objective='time')
         >>> plan.check(problem)
         >>> int(plan.load_NG.max()), int(problem.static().load_NG().max())
         (33039, 73744)
@@ -292,7 +292,7 @@ class Plan(ArrayValue, Checked):
         Example:
             >>> greedy, _ = foremoe.resolve("greedy").plan(problem)
             >>> print(plan.diff(greedy).splitlines()[2])
-            skew mean: 1.0513 -> 1.0154; copies: 113 -> 129
+            skew mean: 1.0514 -> 1.0154; copies: 112 -> 129
         """
         from foremoe.plan.text import diff
 

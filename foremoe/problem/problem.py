@@ -142,7 +142,8 @@ class Problem(ArrayValue, Derived):
         if np.iinfo(np.int16).max < E:
             raise InputError(f"{E} experts are more than the {np.iinfo(np.int16).max} that plans can number.")
         if not isinstance(self.redundant, int | np.integer) or not 0 <= self.redundant <= E:
-            raise InputError(f"redundant slots per rank must lie in [0, {E}]; got {self.redundant}.")
+            cure = "; foremoe.choose_slots(problem) finds the number that pays" if str(self.redundant) == "auto" else ""
+            raise InputError(f"redundant slots per rank must lie in [0, {E}]; got {self.redundant}{cure}.")
 
     @classmethod
     def of(
@@ -153,6 +154,9 @@ class Problem(ArrayValue, Derived):
         """Poses the problem of balancing `workload` on `cluster`; the other options are attributes of `Problem`.
 
         Args:
+            redundant: A problem has the slots that it is given: choosing them takes plans and simulated stages, which
+                `choose_slots` runs on a sample. ``choose_slots(Problem.of(work, cluster)).problem`` has the number that commands
+                take by default.
             model: Default: the preset that the workload names, or the only one of its layers, experts and top-k.
             home_LE: Default: contiguous, expert e at home slot e.
             cost: Default ``CostModel(objective="time")``; the other objective is ``"balance"``.

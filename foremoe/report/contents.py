@@ -12,11 +12,11 @@ from foremoe.plan.figures import host_bytes, memory_figures, plan_fit, plan_memo
 from foremoe.plan.plan import Plan
 from foremoe.planner.summary import PlanSummary
 from foremoe.problem.problem import Problem
-from foremoe.report.runs import StageRuns, late_seconds
-from foremoe.simulate.result import LINKS
+from foremoe.simulate.result import LINKS, Simulation
+from foremoe.simulate.runs import StageRuns
 from foremoe.workload.skew import mean_skew, skew
 
-# Letters: M micro-steps, L layers, G ranks, K link classes and directions.
+# Letters: M micro-steps, L layers, U uses, G ranks, K link classes and directions.
 
 
 def headline(posed: Problem, plan: Plan, static_s_ML: Array, bytes_by_link: Mapping[str, Array]) -> dict[str, Any]:
@@ -55,6 +55,13 @@ def late(posed: Problem, plan: Plan, runs: StageRuns | None) -> dict[str, Any]:
         return {"unit": "s", "static_G": static_G.tolist(), "planned_G": planned_G.tolist()}
     static_G, planned_G = (_late_pairs(load_NG) for load_NG in (posed.static().load_NG(), plan.load_NG))
     return {"unit": "pairs", "static_G": static_G.tolist(), "planned_G": planned_G.tolist()}
+
+
+def late_seconds(simulation: Simulation, num_ranks: int) -> Array:
+    """float64 [G]: seconds that the others' mean waits because this rank's experts compute longest."""
+    compute_UG = simulation.compute_UG.astype(np.float64)
+    waited_s_U = compute_UG.max(axis=1) - compute_UG.mean(axis=1)
+    return np.bincount(compute_UG.argmax(axis=1), waited_s_U, num_ranks)
 
 
 def _late_pairs(load_NG: Array) -> Array:

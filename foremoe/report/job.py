@@ -12,9 +12,9 @@ from foremoe.plan.plan import Plan
 from foremoe.planner.planner import Planner
 from foremoe.planner.summary import PlanSummary
 from foremoe.problem.problem import Problem
-from foremoe.report.runs import StageRuns, run_pipeline, stage_gains
 from foremoe.report.verdict import seconds_words
 from foremoe.simulate.pipeline import PipelineRank, pipeline_problems
+from foremoe.simulate.runs import StageRuns, run_pipeline, stage_gains
 from foremoe.simulate.step import head_seconds
 from foremoe.solvers.home.keep import Keep
 from foremoe.workload.skew import mean_skew

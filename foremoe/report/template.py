@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 # In this order: each may use what the ones before it define.
 SCRIPTS = (
     "data.js", "svg.js", "colours.js", "export.js", "heat.js", "bars.js", "arcs.js", "matrix.js", "lanes.js", "lanes_source.js",
-    "timeline.js", "charts.js", "experts.js", "tables.js", "whatif.js", "job.js", "page.js",
+    "timeline.js", "charts.js", "experts.js", "tables.js", "job.js", "page.js",
 )  # fmt: skip
 
 

@@ -27,12 +27,13 @@ def verdict(facts: Mapping[str, Any], cluster: Cluster) -> dict[str, Any]:
         details.append(f"Next: {facts['advice']}.")
     if gains.get("step_speedup") is not None:
         details.append(f"The whole step counts {gains['outside_share']:.0%} outside its stages (`--rollout-share`).")
-    elif gains.get("step_speedup_at") is not None and gains["speedup"] >= EVEN:
+    elif gains.get("step_speedup_at") is not None and gains["speedup_vs_static"] >= EVEN:
         each = ", ".join(f"{gain:.2f}x with {percent} %" for percent, gain in gains["step_speedup_at"].items())
         details.append(f"A whole training step gains less: {each} of it outside the stages (`--rollout-share` says yours).")
     return {
         "gain": _gain(facts, gains), "details": details, "sure": _sure(facts, cluster),
-        "gains": bool(gains["speedup"] >= EVEN and memory["fits"] and facts["executable"]), "fits": bool(memory["fits"]),
+        "gains": bool(gains["speedup_vs_static"] >= EVEN and memory["fits"] and facts["executable"]),
+        "fits": bool(memory["fits"]),
     }  # fmt: skip
 
 
@@ -42,19 +43,20 @@ def _gains(facts: Mapping[str, Any]) -> dict[str, Any]:
         return dict(facts["simulated"]["gains"])
     head, moves_s = facts["headline"], (facts["moves"] or {"seconds": 0.0})["seconds"]
     planned_s = head["planned_s"] + moves_s
-    return {"static_s": head["static_s"], "planned_s": planned_s, "speedup": head["static_s"] / planned_s if planned_s else 1.0}
+    speedup = head["static_s"] / planned_s if planned_s else 1.0
+    return {"static_s": head["static_s"], "planned_s": planned_s, "speedup_vs_static": speedup}
 
 
 def _gain(facts: Mapping[str, Any], gains: Mapping[str, Any]) -> str:
-    stage, how = facts["stage"], "simulated" if facts["simulated"] else "predicted"
+    stage, speedup, how = facts["stage"], gains["speedup_vs_static"], "simulated" if facts["simulated"] else "predicted"
     change = f"{seconds_words(gains['static_s'])} → {seconds_words(gains['planned_s'])} {how}"
     if not facts["executable"]:
-        return f"Homes move, so this plan is scored and never executed: {stage} stage {gains['speedup']:.2f}x ({change})."
-    if gains["speedup"] < EVEN:
-        told = "Nothing to gain here" if gains["speedup"] >= 2.0 - EVEN else "Do not use this plan"
-        return f"{told}: {stage} stage {gains['speedup']:.2f}x as fast as with experts at home ({change})."
+        return f"Homes move, so this plan is scored and never executed: {stage} stage {speedup:.2f}x ({change})."
+    if speedup < EVEN:
+        told = "Nothing to gain here" if speedup >= 2.0 - EVEN else "Do not use this plan"
+        return f"{told}: {stage} stage {speedup:.2f}x as fast as with experts at home ({change})."
     step = "" if gains.get("step_speedup") is None else f"; whole training step {gains['step_speedup']:.2f}x"
-    return f"{stage.capitalize()} stage {gains['speedup']:.2f}x as fast as with experts at home ({change}){step}."
+    return f"{stage.capitalize()} stage {speedup:.2f}x as fast as with experts at home ({change}){step}."
 
 
 def _exposed(facts: Mapping[str, Any]) -> str:

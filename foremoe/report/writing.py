@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from foremoe.advice.changes import Advice
 from foremoe.base.errors import InputError
 from foremoe.base.files import write_file
 from foremoe.base.version import __version__
@@ -25,10 +24,10 @@ from foremoe.report.lanes import pack_simulation, pack_timelines
 from foremoe.report.packing import Packer
 from foremoe.report.reasons import best_copies
 from foremoe.report.rows import link_bytes, pack_reasons, pack_rows, require_belongs
-from foremoe.report.runs import StageRuns
 from foremoe.report.strategy_table import strategy_table
 from foremoe.report.template import Block, page
 from foremoe.report.verdict import verdict
+from foremoe.simulate.runs import StageRuns
 
 if TYPE_CHECKING:
     from foremoe.transfer.timeline import Timeline
@@ -37,9 +36,8 @@ if TYPE_CHECKING:
 def write_report(
     path: str | os.PathLike[str], problem: Problem, plan: Plan, *, planner_report: PlanSummary | None = None,
     runs: StageRuns | None = None, timelines: Sequence[Timeline] | None = None,
-    strategies: Sequence[Mapping[str, Any]] | None = None, what_if: Sequence[Mapping[str, Any]] | None = None, source: str = "",
-    date: str = "", command: str = "", posed: Problem | None = None, moves_s: float = 0.0, trainer: Trainer | None = None,
-    advice: str = "",
+    strategies: Sequence[Mapping[str, Any]] | None = None, advice: Advice | None = None, source: str = "", date: str = "",
+    command: str = "", posed: Problem | None = None, moves_s: float = 0.0, trainer: Trainer | None = None,
 ) -> None:  # fmt: skip
     """Writes a plan's report as one HTML page that opens from disk, without network access.
 
@@ -51,24 +49,24 @@ def write_report(
         runs: What `run_stage` returned for the plan, or None.
         timelines: What engines measured, one `Timeline` per rank, or None.
         strategies: Rows of `foremoe.compare`.
-        what_if: Rows of `foremoe.report.what_if`.
+        advice: What `foremoe.advise` returned for the problem as posed.
         source: Where the load comes from, in a few words.
         date: As it shall stand on the page; default: none.
         command: What makes the page again, as it shall stand on the page; default: none.
         posed: `problem` with the homes from before a home level moved some; what is static speaks of it. Default: `problem`.
         moves_s: Seconds that moving those homes takes before the stage.
         trainer: As for `rank_memory`.
-        advice: What `foremoe.advise` says, for the verdict.
 
     Raises:
         InputError: The plan is not of this problem, both timelines are given, or the file cannot be written.
     """
     strategies_shown = strategy_table(strategies) if strategies else None
     block = _block(_Shown(
-        problem=problem, plan=plan, planner_report=planner_report, runs=runs, timelines=timelines, what_if=what_if, posed=posed,
-        moves_s=moves_s, trainer=trainer,
+        problem=problem, plan=plan, planner_report=planner_report, runs=runs, timelines=timelines, posed=posed, moves_s=moves_s,
+        trainer=trainer,
     ))  # fmt: skip
-    block.facts.update(source=source, date=date, command=command, strategies=strategies_shown, advice=advice)
+    told = {} if advice is None else {"advice": str(advice), "changes": advice.rows()}
+    block.facts.update(source=source, date=date, command=command, strategies=strategies_shown, **told)
     block.facts["verdict"] = verdict(block.facts, plan.header.cluster)
     write_file(path, page([block]))
 
@@ -120,7 +118,6 @@ class _Shown:
     planner_report: PlanSummary | None = None
     runs: StageRuns | None = None
     timelines: Sequence[Timeline] | None = None
-    what_if: Sequence[Mapping[str, Any]] | None = None
     posed: Problem | None = None
     moves_s: float = 0.0
     trainer: Trainer | None = None
@@ -163,7 +160,6 @@ def _block(shown: _Shown) -> Block:
         "memory": memory(problem, plan, trainer),
         "planning": planning(shown.planner_report),
         "simulated": simulated(runs),
-        "what_if": _pack_what_if(packer, shown.what_if or ()),
         "timeline": timeline,
         "arrays": packer.contents,
     }  # fmt: skip
@@ -173,10 +169,3 @@ def _block(shown: _Shown) -> Block:
 def _planner_name(text: str) -> str:
     """The strategy of a planner's text if it has a name, which says more in fewer words."""
     return next((name for name, planner in STRATEGIES.items() if repr(planner) == text), text)
-
-
-def _pack_what_if(packer: Packer, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]] | None:
-    """Puts the skews of every number of slots into `packer`, to a thousandth; returns the rows without them."""
-    for i, row in enumerate(rows):
-        packer.add(f"what_if_skew_{i}_N", np.minimum(np.round(row["skew_ML"] * 1000.0), 2**16 - 1), "uint16")
-    return [{key: value for key, value in row.items() if key != "skew_ML"} for row in rows] or None

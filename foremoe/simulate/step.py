@@ -4,9 +4,7 @@ Terms are the same for every planner, so they dilute gains. None of them overlap
 behind backward, `reduction_seconds` is an upper bound.
 """
 
-from collections.abc import Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -15,12 +13,8 @@ from foremoe.machine.trainer import Trainer, step_speedups
 from foremoe.machine.window import dense_layer_seconds
 from foremoe.plan.figures import traffic
 from foremoe.plan.plan import Plan
-from foremoe.planner.planner import Planner
 from foremoe.problem.memory import rank_params
 from foremoe.problem.problem import Problem
-from foremoe.simulate.stage import force_balanced, simulate
-from foremoe.solvers.home.anneal import Anneal
-from foremoe.solvers.home.price import price_L
 
 # Letters: M micro-steps, G ranks, D ranks of all EP groups that train together.
 
@@ -80,18 +74,16 @@ def optimizer_seconds(problem: Problem, trainer: Trainer) -> float:
     return params * (2.0 * trainer.optimizer_bytes + model.bytes_per_gradient + model.bytes_per_weight) / bandwidth
 
 
-def compare_steps(rows: Sequence[MutableMapping[str, Any]], *, static_s: float | None, balanced_s: float | None,
-                  trainer: Trainer) -> None:  # fmt: skip
-    """Fills in what lines say against static placement and even routing; None where that, or the line itself, is not known."""
-    for row in rows:
-        stage_s = row["simulated_stage_s"]
-        if stage_s is None:
-            row.update(dict.fromkeys(("speedup_vs_static", "step_speedup", "step_speedup_at", "share_of_balanced")))
-            continue
-        row["speedup_vs_static"] = None if static_s is None else static_s / stage_s
-        row["step_speedup"] = None if static_s is None else trainer.step_speedup(stage_s, static_s)
-        row["step_speedup_at"] = None if static_s is None else step_speedups(stage_s, static_s)
-        row["share_of_balanced"] = None if balanced_s is None else balanced_s / stage_s
+def against(stage_s: float | None, static_s: float | None, balanced_s: float | None, trainer: Trainer) -> dict[str, Any]:
+    """Figures of a stage against static placement and even routing; None where one of the two stages is not known."""
+    figures = dict[str, Any].fromkeys(("speedup_vs_static", "step_speedup", "step_speedup_at", "share_of_balanced"))
+    if stage_s is not None and static_s is not None:
+        figures["speedup_vs_static"] = static_s / stage_s
+        figures["step_speedup"] = trainer.step_speedup(stage_s, static_s)
+        figures["step_speedup_at"] = step_speedups(stage_s, static_s)
+    if stage_s is not None and balanced_s is not None:
+        figures["share_of_balanced"] = balanced_s / stage_s
+    return figures
 
 
 def replacement_seconds(problem: Problem, plan: Plan) -> float:
@@ -106,104 +98,3 @@ def replacement_seconds(problem: Problem, plan: Plan) -> float:
     seconds = bytes_by_link["peer"] / cluster.peer_bytes_per_s + bytes_by_link["rdma"] / cluster.rdma_bytes_per_s_per_rank
     gradients = model.gradient_bytes if problem.stage == "update" else 0
     return seconds * (model.expert_bytes + gradients) / model.expert_bytes * plan.N / plan.G
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gain:
-    """What a plan gains, as summaries, tables, pages and examples show it.
-
-    Attributes:
-        static_s: Seconds of the simulated stage with every expert at home.
-        planned_s: Seconds as planned, with every move of homes.
-        balanced_s: Seconds with even routing: what perfect balance alone would give.
-        standing: What the cluster's constants are (`Cluster.standing`).
-    """
-
-    static_s: float
-    planned_s: float
-    balanced_s: float
-    standing: str
-
-    @property
-    def speedup(self) -> float:
-        """Of the stage over experts at home."""
-        return self.static_s / self.planned_s
-
-    @property
-    def share_of_balanced(self) -> float:
-        """Throughput as a share of that with even routing."""
-        return self.balanced_s / self.planned_s
-
-    def __str__(self) -> str:
-        seconds = f"{self.static_s:.3g} s at home, {self.planned_s:.3g} s by plan, {self.balanced_s:.3g} s with even routing"
-        return f"simulated stage: {self.speedup:.2f}x ({seconds}; {self.standing})"
-
-
-def gain(problem: Problem, plan: Plan, *, posed: Problem | None = None, trainer: Trainer | None = None) -> Gain:
-    """Simulates the whole stage at home, as planned, and with even routing.
-
-    The stage has its MoE layers, attention, head, gradient reduction, optimizer, and every move of homes.
-
-    Args:
-        plan: A plan of `problem`.
-        posed: `problem` with the homes from before a home level moved some. Default: `problem`.
-        trainer: What lies around the stage. Default: ``Trainer()``.
-
-    Raises:
-        InputError: As for `simulate`.
-
-    Example:
-        >>> found = foremoe.gain(problem, plan)
-        >>> f"{found.speedup:.2f}"
-        '1.40'
-    """
-    judge = Judge.of(posed or problem, trainer)
-    return Gain(
-        static_s=judge.static_s, planned_s=judge(problem, plan)["simulated_stage_s"], balanced_s=judge.balanced_s,
-        standing=problem.cluster.standing,
-    )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Judge:
-    """Simulates plans of one problem and returns their gain; the `judge` of `foremoe.compare`.
-
-    Attributes:
-        problem: The problem as posed, before home levels move anything.
-        trainer: What lies around the stage.
-        static_s: Seconds of its stage with static placement.
-        balanced_s: Seconds of its stage with even routing.
-    """
-
-    FIGURES: ClassVar = ("simulated_stage_s", "speedup_vs_static", "step_speedup", "step_speedup_at", "share_of_balanced")
-
-    problem: Problem
-    trainer: Trainer
-    static_s: float
-    balanced_s: float
-
-    @classmethod
-    def of(cls, problem: Problem, trainer: Trainer | None = None) -> "Judge":
-        """Makes the judge of a problem with counts by source rank."""
-        trainer = trainer or Trainer()
-        fixed_s, head_s_MG = _fixed(problem, trainer), head_seconds(problem)
-        static = simulate(problem, Planner(rank=()).plan(problem)[0], outside_s_MG=head_s_MG)
-        return cls(problem, trainer, static.total_s + fixed_s, force_balanced(problem, outside_s_MG=head_s_MG).total_s + fixed_s)
-
-    def __call__(self, posed: Problem, plan: Plan) -> Mapping[str, Any]:
-        """``simulated_stage_s``, ``speedup_vs_static``, ``step_speedup``, ``step_speedup_at`` and ``share_of_balanced``.
-
-        Moves of homes count as experts with all their state, spread as `Trainer.micro_steps` says; a plan that re-places experts
-        bears its `replacement_seconds`.
-        """
-        simulation = simulate(posed, plan, outside_s_MG=head_seconds(posed))
-        moves_s = float(price_L(self.problem, posed.home_LE, Anneal().state_bytes).sum())
-        moves_s = moves_s * self.trainer.share_of_step(posed.M) + replacement_seconds(posed, plan)
-        row: dict[str, Any] = {"simulated_stage_s": simulation.total_s + moves_s + _fixed(posed, self.trainer)}
-        compare_steps([row], static_s=self.static_s, balanced_s=self.balanced_s, trainer=self.trainer)
-        return row
-
-
-def _fixed(problem: Problem, trainer: Trainer) -> float:
-    """Seconds at the end of the stage, whatever the plan."""
-    return reduction_seconds(problem, trainer) + optimizer_seconds(problem, trainer)

@@ -20,7 +20,7 @@ from foremoe.problem.problem import Problem
 from foremoe.simulate.pipeline import PipelineRank, pipeline_problems, simulate_pipeline
 from foremoe.simulate.result import Simulation
 from foremoe.simulate.stage import even_routing, simulate
-from foremoe.simulate.step import compare_steps, head_seconds, optimizer_seconds, reduction_seconds, replacement_seconds
+from foremoe.simulate.step import against, head_seconds, optimizer_seconds, reduction_seconds, replacement_seconds
 from foremoe.solvers import Anneal, Keep
 from foremoe.solvers.home.price import price_L
 from foremoe.workload.skew import skew
@@ -112,11 +112,11 @@ def simulate_systems(
     rows = _with_blanks([_left_out(name, system, groups[0]) or _row(name, system, shared) for name, system in systems.items()])
     static = next((row for row in rows if row["solver"] == "static"), None)
     balanced_s = next((row["simulated_stage_s"] for row in rows if systems[row["solver"]].even), None)
+    static_s = None if static is None else static["simulated_stage_s"]
     for row in rows:
         of_static = None if static is None or not row["n_solved"] else static["predicted_stage_s"] / row["predicted_stage_s"]
         row["predicted_speedup_vs_static"] = of_static
-    static_s = None if static is None else static["simulated_stage_s"]
-    compare_steps(rows, static_s=static_s, balanced_s=balanced_s, trainer=trainer)
+        row |= against(row["simulated_stage_s"], static_s, balanced_s, trainer)
     return rows
 
 

@@ -333,7 +333,7 @@ def test_a_plan_file_names_no_code(plan, tmp_path, monkeypatch):
         dealt = {"tokens_per_rank": 4, "packer": packer, "seed": 0, "over_budget": [], "dropped_micro_steps": 0}
         path = str(changed(plan, tmp_path / "p.safetensors", dealt=dealt))
         page = str(tmp_path / "page.html")
-        for words in (["check", path, "--trace"], ["report", "--plan", path, "-o", page, "--what-if", "none"]):
+        for words in (["check", path, "--trace"], ["report", "--plan", path, "-o", page]):
             found = CliRunner().invoke(main, [*words, str(trace)])
             assert found.exit_code == 2 and "--workload" in found.stderr, (packer, found.output, found.exception)
     assert "evil_plugin" not in sys.modules

@@ -38,7 +38,7 @@ def cases(
     yield {
         "inspect": ["t.npz"], "check": ["p", "--workload", "w"], "plan": case, "compare": [*case, "--solvers", "static"],
         "simulate": [*case, "--solvers", "static"], "solvers": [], "doctor": [],
-        "report": ["--plan", "p", "t.npz", "-o", "r.html", "--what-if", "none", "--solvers", "none"],
+        "report": ["--plan", "p", "t.npz", "-o", "r.html", "--solvers", "none"],
     }  # fmt: skip
     os.chdir(before)
 

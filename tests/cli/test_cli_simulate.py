@@ -87,7 +87,7 @@ def test_memory_has_a_verdict(tmp_path: Path) -> None:
     lines = {name: good([name, *words, *more]).stdout for name, more in (
         ("simulate", ["--planners", "static,quota"]), ("compare", ["--planners", "static,quota"]),
         ("plan", ["--planner", "quota"]),
-        ("report", ["--planner", "quota", "--planners", "none", "--what-if", "none", "-o", str(tmp_path / "r.html")]),
+        ("report", ["--planner", "quota", "--planners", "none", "-o", str(tmp_path / "r.html")]),
     )}  # fmt: skip
     for name, text in lines.items():
         verdict = next(line for line in text.splitlines() if line.startswith("memory: "))

@@ -48,7 +48,7 @@ def commands(trace: str, plan: str, folder: Path) -> list[list[str]]:
         ["ablate", *case, "--redundant", "0,1", "--seeds", "0,1", "--planners", "quota,foremoe"],
         ["advise", *case],
         ["plan", *case, "-o", str(folder / "p.safetensors")],
-        ["report", *case, *few, "--what-if", "1", "-o", str(folder / "r.html")],
+        ["report", *case, *few, "-o", str(folder / "r.html")],
         ["report", *case, *few, "--ep", "4", "--pp", "2", "-o", str(folder / "job.html")],
         ["calibrate", "--ranks", "0"],
         ["warm-up", "--nothing"],

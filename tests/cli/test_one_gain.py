@@ -58,7 +58,7 @@ def test_texts_say_it_too(gain: foremoe.Gain, tmp_path: Path) -> None:
     assert str(gain).startswith(said) and "uncalibrated, median error 12 %" in str(gain)
     assert said in good(["plan", *CASE]).stdout
     page = tmp_path / "r.html"
-    made = CliRunner().invoke(main, ["report", *CASE, "--planners", "none", "--what-if", "none", "-o", str(page)])
+    made = CliRunner().invoke(main, ["report", *CASE, "--planners", "none", "-o", str(page)])
     assert made.exit_code == 0, made.stderr
     assert str(gain) in made.stdout and "\nadvice: " in made.stdout
     assert f"{gain.speedup:.2f}x as fast as with experts at home" in page.read_text()

@@ -17,7 +17,7 @@ TOOLS = ROOT / ".venv-dist"
 CASE = ["--synthetic", "gpt-oss-20b", "--layers", "0:2", "--micro-steps", "2", "--ranks", "8", "--tokens-per-rank", "256"]
 TINY = ["--synthetic", "gpt-oss-20b", "--layers", "0:1", "--micro-steps", "1", "--ranks", "4", "--tokens-per-rank", "64"]
 TINY += ["--planner", "quota"]  # few kernels
-PLAIN_PAGE = ["--planners", "none", "--what-if", "none"]
+PLAIN_PAGE = ["--planners", "none"]
 OBEY = ["setpriv", "--bounding-set=-dac_override", "--inh-caps=-dac_override"]
 IMPORTS = """
 import importlib, io, logging

@@ -9,7 +9,8 @@ import pytest
 from report_case import small_problem
 
 import foremoe
-from foremoe.report import run_stage, what_if, write_report
+from foremoe.report import write_report
+from foremoe.simulate import run_stage
 
 
 @pytest.fixture(scope="session")
@@ -28,6 +29,6 @@ def page(case: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -> Pat
     rows = foremoe.compare(case.problem, {name: foremoe.STRATEGIES[name] for name in ("static", "eplb-exact", "foremoe")})
     write_report(
         path, case.problem, case.plan, planner_report=case.report, runs=case.runs, strategies=rows,
-        what_if=what_if(case.problem, foremoe.Planner()), source="counts of a test",
+        advice=foremoe.advise(case.problem), source="counts of a test",
     )  # fmt: skip
     return path

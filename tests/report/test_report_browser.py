@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(chromium() is None, reason=WHY_NOT)
 
 FIGURES = (
     "heat-before", "heat-after", "bars", "arcs", "experts", "late", "timeline", "parts", "links", "memory", "strategies",
-    "what-if", "what-if-skew", "gap", "planning",
+    "gap", "planning",
 )  # fmt: skip
 
 
@@ -227,17 +227,6 @@ def test_tables_sort_and_are_saved_as_csv(opened):
     assert quotas() == sorted(quotas())
     heads, lines = "[{ heading: 'a', unit: 's' }, { heading: 'b' }]", "[[['1', 1.5], ['x', '=1']], [['-', null], ['y', 'y\"']]]"
     assert opened.js(f"csv({heads}, {lines})") == '"a (s)","b"\r\n1.5,"\'=1"\r\n"","y"""\r\n'
-
-
-def test_what_if_is_redrawn_by_its_slider(opened):
-    bars = "[...document.querySelectorAll('#what-if g')].findIndex((g) => g.classList.contains('picked'))"
-    skews = "document.querySelector('#what-if-skew .cells').getAttribute('href')"
-    before, picked = opened.js(skews), opened.js(bars)
-    opened.js("document.getElementById('what-if-slots').focus()")
-    opened.press("ArrowLeft")
-    assert opened.js("document.getElementById('what-if-words').textContent").startswith("R = 0: ")
-    assert opened.js(bars) != picked and opened.js(skews) != before
-    assert opened.js("document.querySelector('#what-if-skew figcaption').textContent").startswith("Skew with R = 0")
 
 
 def test_exports_carry_title_and_case(opened):

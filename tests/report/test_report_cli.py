@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from report_case import arrays_of, facts_of
 from foremoe.cli.main import main
 from foremoe.plan.plan import Plan
 
-QUICK = ["--what-if", "none", "--planners", "static,foremoe"]
+QUICK = ["--planners", "static,foremoe"]
 CASE = [
     "--synthetic",
     "gpt-oss-20b",
@@ -51,19 +52,21 @@ def planned(tmp_path_factory) -> tuple[str, str]:
 
 def test_it_plans_simulates_and_writes(tmp_path):
     out = tmp_path / "r.html"
-    result = good(*CASE, "--what-if", "0,2", "-o", str(out))
+    result = good(*CASE, "-o", str(out))
     assert "MB)" in result.stdout and "skew:" in result.stdout
     facts = facts_of(out.read_text())
     assert (facts["M"], facts["L"], facts["G"]) == (2, 3, 4) and "synthetic gpt-oss-20b" in facts["source"]
     assert facts["timeline"]["kind"] == "simulated" and facts["planning"] is not None
-    assert [row["redundant"] for row in facts["what_if"]] == [0, 2] and facts["what_if"][0]["simulated_stage_s"] > 0
+    told = CliRunner().invoke(main, ["advise", *CASE, "--json", str(tmp_path / "advice.json")])
+    found = json.loads((tmp_path / "advice.json").read_text())
+    assert told.exit_code == 0 and facts["changes"] == [row for row in found["changes"] if row["cost"] != "another layout"]
     names = [row["name"] for row in facts["strategies"]["rows"]]
     assert names[0] == "static" and {"foremoe", "force-balanced"} <= set(names) and "exact" not in names
 
 
 def test_no_table_where_none_is_wanted(tmp_path):
     out = tmp_path / "r.html"
-    good(*CASE, "--what-if", "none", "--planners", "none", "-o", str(out))
+    good(*CASE, "--planners", "none", "-o", str(out))
     assert facts_of(out.read_text())["strategies"] is None
 
 
@@ -80,7 +83,7 @@ def test_the_same_case_gives_the_same_page(planned, tmp_path):
     plan, work = planned
     out, pages = tmp_path / "r.html", []
     for _ in range(2):
-        good(work, "--plan", plan, "--what-if", "1", "--planners", "none", "-o", str(out))
+        good(work, "--plan", plan, "--planners", "none", "-o", str(out))
         pages.append(out.read_text())
     assert pages[0] == pages[1]
     facts = facts_of(pages[0])
@@ -92,8 +95,6 @@ def test_the_same_case_gives_the_same_page(planned, tmp_path):
     ("arguments", "words"),
     [
         ([], "nothing to plan"),
-        ([*CASE, "--what-if", "1,x"], "whole numbers"),
-        ([*CASE, "--what-if", "99"], "redundant slots per rank"),
         ([*CASE, "--planners", "none,static"], "no strategy 'none'"),
         ([*CASE, "--planners", "nobody"], "no strategy 'nobody'"),
         ([*CASE, "--planner", "nobody"], "no strategy 'nobody'"),
@@ -146,18 +147,13 @@ def test_a_plan_file_names_no_code_to_run(planned, tmp_path, monkeypatch, text):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     told = with_planner_text(plan, text, tmp_path)
-    quick = ["--planners", "none", "--what-if", "1"]
-    result = good(work, "--plan", told, *quick, "-o", "r.html")
-    assert "what-if is left out" in result.stderr and not (tmp_path / "ran").exists()
-    assert facts_of((tmp_path / "r.html").read_text())["what_if"] is None
-    told = with_planner_text(plan, "Planner(rank=(Quota(),))", tmp_path)
-    good(work, "--plan", told, *quick, "-o", "r.html")
-    assert facts_of((tmp_path / "r.html").read_text())["what_if"]
+    good(work, "--plan", told, "--planners", "none", "-o", "r.html")
+    assert not (tmp_path / "ran").exists()
 
 
 def test_moved_homes_have_their_price_and_static_keeps_its_homes(tmp_path):
     nodes = ["--objective", "balance", "--ranks-per-node", "2"]
-    quick = [*CASE, *nodes, "--what-if", "none", "--planners", "static"]
+    quick = [*CASE, *nodes, "--planners", "static"]
     home = ["--planner", "Planner(home=Anneal(move_price=0.0))"]
     plan = str(tmp_path / "plan.safetensors")
     good(*quick, "-o", str(tmp_path / "kept.html"))
@@ -199,8 +195,8 @@ def test_counts_are_cut_to_what_was_planned(planned, tmp_path):
 
 def test_history_goes_with_a_plan_file(planned, tmp_path):
     plan, work = planned
-    good(work, "--plan", plan, "--history", work, "--planners", "eplb-history", "--what-if", "none", "-o", str(tmp_path / "a"))
-    good(work, "--plan", plan, "--planners", "eplb-history", "--what-if", "none", "-o", str(tmp_path / "b"))
+    good(work, "--plan", plan, "--history", work, "--planners", "eplb-history", "-o", str(tmp_path / "a"))
+    good(work, "--plan", plan, "--planners", "eplb-history", "-o", str(tmp_path / "b"))
     with_history, without = (facts_of((tmp_path / name).read_text())["strategies"] for name in "ab")
     assert with_history != without
 
@@ -208,7 +204,6 @@ def test_history_goes_with_a_plan_file(planned, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--what-if", "0,500"], "redundant slots per rank"),
         (["--planners", "nosuch"], "no strategy 'nosuch'"),
         (["-o", "-"], "not to stdout"),
     ],

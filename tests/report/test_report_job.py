@@ -107,7 +107,6 @@ def test_one_plan_alone_has_no_parts(page):
         (["--pp", "6"], "need as many layers"),
         (["--pp", "2", "--schedule", "forward"], "leave --schedule out"),
         (["--pp", "2", "--plan", "plan.safetensors"], "leave out --plan"),
-        (["--ep", "4", "--what-if", "1"], "--what-if"),
         (["--ep", "4", "--planner", "Planner(home=Anneal())"], "home level out"),
     ],
 )

@@ -17,11 +17,12 @@ import foremoe
 from foremoe.base.errors import InputError
 from foremoe.plan.replicas import Replicas
 from foremoe.plan.text import static_load_MLG
-from foremoe.report import run_stage, write_report
+from foremoe.report import write_report
 from foremoe.report.packing import DTYPES, Packer
 from foremoe.report.rows import FROM_HOST, NOT_SENT, executable_problem, link_bytes, sources_of
 from foremoe.report.strategy_table import strategy_table
 from foremoe.report.template import script_json
+from foremoe.simulate import run_stage
 from foremoe.transfer.timeline import Timeline
 
 

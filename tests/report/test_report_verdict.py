@@ -13,10 +13,10 @@ from report_case import G, facts_of, measured, small_model
 import foremoe
 from foremoe.machine.trainer import Trainer
 from foremoe.problem.pricing import price
-from foremoe.report import run_stage, write_report
+from foremoe.report import write_report
+from foremoe.report.contents import late_seconds
 from foremoe.report.reasons import best_copies
-from foremoe.report.runs import late_seconds
-from foremoe.simulate import Judge
+from foremoe.simulate import Judge, run_stage
 
 
 def verdict_of(path: Path, case: Any, **options: Any) -> dict[str, Any]:
@@ -38,11 +38,11 @@ def test_the_verdict_has_the_figures_of_the_table(case, tmp_path):
     told = verdict_of(tmp_path, case, runs=case.runs)
     gains = case.runs.gains()
     row = Judge.of(case.problem, Trainer())(case.problem, case.plan)
-    for ours, theirs in (("planned_s", "simulated_stage_s"), ("speedup", "speedup_vs_static")):
+    for ours, theirs in (("planned_s", "simulated_stage_s"), ("speedup_vs_static", "speedup_vs_static")):
         assert gains[ours] == pytest.approx(row[theirs])
     for key in ("step_speedup", "step_speedup_at", "share_of_balanced"):
         assert gains[key] == pytest.approx(row[key])
-    assert told["gain"].startswith(f"Update stage {gains['speedup']:.2f}x") and "step" not in told["gain"]
+    assert told["gain"].startswith(f"Update stage {gains['speedup_vs_static']:.2f}x") and "step" not in told["gain"]
     words = " ".join(told["details"])
     assert all(f"{gain:.2f}x with {percent} %" in words for percent, gain in gains["step_speedup_at"].items())
     said = dataclasses.replace(case.runs, trainer=Trainer(rollout_share=0.25))
@@ -105,3 +105,10 @@ def test_late_ranks_are_those_that_others_wait_for(case):
     compute_UG = case.runs.static.compute_UG.astype(float)
     assert late_G.sum() == pytest.approx((compute_UG.max(axis=1) - compute_UG.mean(axis=1)).sum())
     assert late_seconds(case.runs.planned, G).sum() < late_G.sum()
+
+
+def test_a_plan_that_replaces_experts_bears_its_moves_on_the_page_as_in_the_table(case):
+    plan = foremoe.STRATEGIES["eplb-exact"].plan(case.problem)[0]
+    assert not plan.executable
+    row, gains = Judge.of(case.problem)(case.problem, plan), run_stage(case.problem, plan).gains()
+    assert gains["planned_s"] == row["simulated_stage_s"] == foremoe.gain(case.problem, plan).planned_s

@@ -17,8 +17,8 @@ function stageBars() {
   return Object.entries(runs).map(([name, parts]) => ({ name: name === "balanced" ? "even routing" : name, how, parts }));
 }
 
-/** Stage time by part: one stacked bar per way of running the stage; all but the `chosen` one are pale. */
-function drawParts(theme, width, bars, chosen = null) {
+/** Stage time by part: one stacked bar per way of running the stage. */
+function drawParts(theme, width, bars) {
   const used = usedParts(bars), left = 104, right = 64;
   // Parts of one colour stand in the legend once.
   const kinds = [...new Set(used.map(([, [, colour]]) => colour))].map((colour) => ({ colour: theme[colour], name: used.filter(([, [, c]]) => c === colour).map(([, [title]]) => title).join(", ") }));
@@ -31,7 +31,7 @@ function drawParts(theme, width, bars, chosen = null) {
     root.append(label(x(value * factor), height - 14, `${value.toLocaleString("en-US")} ${unit}`, theme, { anchor: "middle", colour: theme.muted }));
   }
   bars.forEach(({ name, how, parts }, i) => {
-    const y = top + i * each, group = svg("g", { opacity: chosen === null || i === chosen ? 1 : 0.4, class: i === chosen ? "picked" : null });
+    const y = top + i * each, group = svg("g");
     root.append(label(left - 8, y + 11, name, theme, { anchor: "end", weight: "600" }), label(left - 8, y + 24, how, theme, { anchor: "end", size: 10, colour: theme.muted }));
     let at = 0;
     for (const [part, [title, colour]] of used) {

@@ -29,7 +29,7 @@ function headWords() {
   document.getElementById("made").append(...[facts.source, facts.date, `foremoe ${facts.version}`].filter(Boolean).join(" · "), ...(facts.command ? [" · ", html("code", {}, facts.command)] : []));
   const stage = () => {
     if (!facts.simulated) return ["stage, predicted", change(h.static_s, planned_s), `${fixed(speed, 2)} x, ${facts.standing}${moving}`];
-    const { static_s, planned_s: simulated_s, speedup } = facts.simulated.gains;
+    const { static_s, planned_s: simulated_s, speedup_vs_static: speedup } = facts.simulated.gains;
     return ["stage, simulated", change(static_s, simulated_s), `${fixed(speedup, 2)} x, ${facts.standing}${moving}`];
   };
   const tiles = [
@@ -149,7 +149,7 @@ function stageFigures() {
     figure("strategies", drawStrategies);
     document.getElementById("strategy-table").append(...strategyTable(facts.strategies));
   }
-  if (facts.what_if) whatIfFigures();
+  if (facts.changes) document.getElementById("changes-table").append(changesTable(facts.changes));
 }
 
 function timelineFigure() {
@@ -163,7 +163,7 @@ function timelineFigure() {
 async function open() {
   headWords();
   rows = new Rows(await readArrays());
-  for (const [id, value] of [["job", job], ["time", facts.timeline], ["compared", facts.strategies], ["whatif", facts.what_if]]) document.getElementById(id).hidden = !value;
+  for (const [id, value] of [["job", job], ["time", facts.timeline], ["compared", facts.strategies], ["changes", facts.changes]]) document.getElementById(id).hidden = !value;
   contentsWords();
   rowControls();
   const linked = chosenByAddress();

@@ -73,9 +73,9 @@ function partsTable(bars) {
   return table("parts", columns, [...used.map(([part, [title]]) => line(title, (parts) => parts[part] ?? null)), line("stage", total)]);
 }
 
-function whatIfTable(list) {
-  const columns = [{ heading: "R" }, { heading: "skew", unit: "mean" }, { heading: "skew", unit: "p99" }, { heading: "replicas", unit: "per rank" }, { heading: "stage", unit: "s" }, { heading: "peak memory", unit: "GB" }];
-  return table("what-if", columns, list.map((row) => [cell(row.redundant, 0), cell(row.skew_mean, 3), cell(row.skew_p99, 3), cell(row.replicas_per_rank, 2), cell(row.simulated_stage_s, 3), cell(row.peak_bytes, 2, 1e9)]));
+function changesTable(changes) {
+  const columns = [{ heading: "change", left: true }, { heading: "throughput", unit: "over now" }, { heading: "fits" }, { heading: "costs or needs", left: true }];
+  return table("changes", columns, changes.map((row) => [row.change, cell(row.speedup, 3), row.fits ? "yes" : "no", row.cost]));
 }
 
 function planningTable(planning) {

@@ -11,11 +11,11 @@ from foremoe.problem.kernels.row_price import Windows, clear_traffic, fill_traff
 from foremoe.problem.kernels.traffic import BY_NODE, PEER_IN, RDMA_IN, settle
 from foremoe.problem.rates import Rates, RowTimes, row_rates
 from foremoe.problem.rows import empty_of, row_of
-from foremoe.solvers.rows import Placed, assign, bare_homes, copy_of
+from foremoe.solvers.rows import Placed
 from foremoe.solvers.search.moves import busiest, move
 from foremoe.solvers.search.parts import SMOOTHING
 from foremoe.solvers.search.start import start_row
-from foremoe.solvers.search.state import State, empty_arrays, hold, list_homes, list_replicas, price_of, seconds, smoothed, undo
+from foremoe.solvers.search.state import State, empty_arrays, list_homes, list_replicas, seconds, smoothed, undo
 
 # Letters: N rows, G ranks, S slots per rank, B base slots.
 
@@ -23,8 +23,8 @@ from foremoe.solvers.search.state import State, empty_arrays, hold, list_homes, 
 SOFT, SHARP = 1.0, 0.2
 _STEP = 64  # moves between two looks at how smooth the price is
 _SEED = 88172645463325252  # of every row: what a row becomes does not depend on what else is searched
-# A row is searched for SHARE of its time at home on each of its ranks, which plan at once, and for GAIN of what there may be to
-# gain in it at most; but never for more than MOST_S, of up to MANY ranks, and less with more.
+# A row is searched for SHARE of the time that it takes after its start, on each of its ranks, which plan at once, and for GAIN of
+# what there may be to gain in it at most; but never for more than MOST_S, of up to MANY ranks, and less with more.
 SHARE, GAIN, MOST_S, MANY = 0.005, 0.05, 0.0125, 64
 AS_PAYS = -1  # for `effort`
 # Seconds of a move on one thread, and more for each rank: by pairs, and by messages to nodes.
@@ -58,10 +58,10 @@ def _to_gain(num_base, s):
 
 
 @kernel
-def moves_of(home_s, num_base, s):
-    """The number of moves that pay in a row."""
+def moves_of(started_s, num_base, s):
+    """The number of moves that pay in a row that takes `started_s` after its start."""
     num_ranks = s.num_G.size
-    spent_s = min(SHARE * home_s, GAIN * _to_gain(num_base, s)) * num_ranks
+    spent_s = min(SHARE * started_s, GAIN * _to_gain(num_base, s)) * num_ranks
     # A move takes longer among many ranks, and a row has more to move: what it gains does not keep up.
     most_s = MOST_S * min(1.0, (MANY / num_ranks) ** (4.0 / 3.0))
     by_node = s.row.ranks.travel == BY_NODE
@@ -90,8 +90,8 @@ def _descend(effort, s):
 
 @kernel
 def _search_row(n, rows, choice, t, pairs_G, own, best):
-    """Starts and searches row `n`, in place in `best`, its placement: it ends no dearer than its start, nor than its experts at
-    home. `t` is an empty traffic, `own` the memory of a `State`."""
+    """Starts and searches row `n`, in place in `best`, its placement: it ends no dearer than its start. `t` is an empty traffic,
+    `own` the memory of a `State`."""
     (G, S), num_base = best.expert_GS.shape, rows.num_base
     home_GB, replica_GR, num_G, change_4I, num_changes, random = own
     row, w = row_of(rows, n, pairs_G), rows.window_N3[n]
@@ -100,25 +100,18 @@ def _search_row(n, rows, choice, t, pairs_G, own, best):
         row, rows.prices, windows, row_rates(choice.rates, choice.times, n), S - num_base, rows.counts.located, choice.node_only,
         choice.parts, row.load_E.sum() / G, t, home_GB, replica_GR, num_G, change_4I, num_changes, random,
     )  # fmt: skip
-    given, given_s = copy_of(best), price_of(best, s) if choice.effort != 0 else 0.0
     start_row(s, best)
     if choice.effort == 0:
         return
     list_homes(row, home_GB, num_G)
-    hold(s)
-    home_s = seconds(s)
-    clear_traffic(row, t)
     fill_traffic(best.expert_GS, best.quota_GS, num_base, row, t)
     started_s = seconds(s)
     list_replicas(s)
     random[0] = np.uint64(_SEED)
-    _descend(moves_of(windows.all_s + home_s, num_base, s) if choice.effort == AS_PAYS else choice.effort, s)
-    found_s = seconds(s)
-    if found_s < started_s:
+    _descend(moves_of(windows.all_s + started_s, num_base, s) if choice.effort == AS_PAYS else choice.effort, s)
+    if seconds(s) < started_s:
         _write(s, num_base, best.expert_GS, best.quota_GS)
     clear_traffic(row, t)
-    if min(given_s, home_s) < min(found_s, started_s):
-        assign(best, given if given_s <= home_s else bare_homes(row.load_E, num_base, best.expert_GS))
 
 
 @kernel

@@ -31,7 +31,7 @@ class Search(RankSolver):
 
     Attributes:
         effort: Changes tried in a row, at least 0; 0 is the start alone, some ten microseconds a row. None: as many as pay, by
-            what there is to gain in a row, up to half a percent of the row's time on the ranks that plan it.
+            what there is to gain in a row, up to half a percent of the row's time after its start, times the ranks.
         without: Parts that are left out, of `foremoe.solvers.search.parts.PARTS`: for measuring what each is worth.
     """
 

@@ -13,7 +13,6 @@ from foremoe.problem.kernels.row_price import (
     Windows,
     clear_traffic,
     fill_traffic,
-    hold_homes,
     rank_s,
     row_seconds,
     set_quota,
@@ -75,15 +74,6 @@ def list_replicas(s):
             g = s.t.holder_EG[e, i]
             s.replica_GR[g, s.num_G[g]] = e
             s.num_G[g] += 1
-
-
-@kernel
-def hold(s):
-    """The traffic of the row with all experts at home, from an empty one."""
-    hold_homes(s.row, s.t)
-    for e in range(s.row.load_E.size):
-        put(e, 1, s.row, s.t)
-    settle(s.row, s.t)
 
 
 @inner_kernel

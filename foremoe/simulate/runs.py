@@ -1,0 +1,210 @@
+"""A stage simulated three times: experts at home, with even routing, and as planned; every gain that is shown comes from it."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from foremoe.base.arrays import Array
+from foremoe.machine.trainer import Trainer
+from foremoe.plan.plan import Plan
+from foremoe.planner.planner import Planner
+from foremoe.problem.problem import Problem
+from foremoe.simulate.pipeline import PipelineRank, simulate_pipeline
+from foremoe.simulate.result import Simulation
+from foremoe.simulate.stage import even_routing, force_balanced, simulate
+from foremoe.simulate.step import against, head_seconds, optimizer_seconds, reduction_seconds, replacement_seconds
+from foremoe.solvers.home.anneal import Anneal
+from foremoe.solvers.home.price import price_L
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gain:
+    """What a plan gains, as summaries, tables, pages and examples show it.
+
+    Attributes:
+        static_s: Seconds of the simulated stage with every expert at home.
+        planned_s: Seconds as planned, with every move of homes.
+        balanced_s: Seconds with even routing: what perfect balance alone would give.
+        standing: What the cluster's constants are (`Cluster.standing`).
+    """
+
+    static_s: float
+    planned_s: float
+    balanced_s: float
+    standing: str
+
+    @property
+    def speedup(self) -> float:
+        """Of the stage over experts at home."""
+        return self.static_s / self.planned_s
+
+    @property
+    def share_of_balanced(self) -> float:
+        """Throughput as a share of that with even routing."""
+        return self.balanced_s / self.planned_s
+
+    def __str__(self) -> str:
+        seconds = f"{self.static_s:.3g} s at home, {self.planned_s:.3g} s by plan, {self.balanced_s:.3g} s with even routing"
+        return f"simulated stage: {self.speedup:.2f}x ({seconds}; {self.standing})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageRuns:
+    """One stage of one EP group, simulated three times on the same tokens.
+
+    Attributes:
+        static: Every expert at home.
+        planned: As planned.
+        balanced: Even routing: what perfect balance alone would give.
+        ends_s: Seconds by part that end every stage, whatever its plan.
+        moves_s: Seconds in which homes move before the planned stage.
+        trainer: What lies around the stage.
+    """
+
+    static: Simulation
+    planned: Simulation
+    balanced: Simulation
+    ends_s: dict[str, float]
+    moves_s: float = 0.0
+    trainer: Trainer = field(default_factory=Trainer)
+
+    def parts(self) -> dict[str, dict[str, float]]:
+        """Seconds by part of the three runs; each adds up to its stage."""
+        runs = {"static": self.static, "planned": self.planned, "balanced": self.balanced}
+        parts = {name: {**run.parts.to_dict(), **self.ends_s} for name, run in runs.items()}
+        parts["planned"]["moves_s"] = self.moves_s
+        return parts
+
+    def gains(self) -> dict[str, Any]:
+        """Returns stage seconds and the plan's gains: of the stage, of a whole step, and against even routing."""
+        static_s, planned_s, balanced_s = (sum(parts.values()) for parts in self.parts().values())
+        return stage_gains(static_s, planned_s, balanced_s, self.trainer)
+
+    def gain(self, standing: str) -> Gain:
+        """Returns the gain of the stage; `standing` is that of the cluster."""
+        gains = self.gains()
+        return Gain(**{name: gains[name] for name in ("static_s", "planned_s", "balanced_s")}, standing=standing)
+
+
+def stage_gains(static_s: float, planned_s: float, balanced_s: float, trainer: Trainer) -> dict[str, Any]:
+    """Returns stage seconds and the plan's gains: of the stage, of a whole step, and against even routing."""
+    outside_s = trainer.outside_s(static_s)
+    share = None if outside_s is None else outside_s / (outside_s + static_s)
+    seconds = {"static_s": static_s, "planned_s": planned_s, "balanced_s": balanced_s, "outside_share": share}
+    return seconds | against(planned_s, static_s, balanced_s, trainer)
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """Simulates plans of one problem against the same stage at home and with even routing; the `judge` of `foremoe.compare`.
+
+    Attributes:
+        problem: The problem as posed, before home levels move anything.
+        unplanned: Its stage at home, as if that were the plan.
+    """
+
+    FIGURES: ClassVar = ("simulated_stage_s", "speedup_vs_static", "step_speedup", "step_speedup_at", "share_of_balanced")
+
+    problem: Problem
+    unplanned: StageRuns
+
+    @classmethod
+    def of(cls, problem: Problem, trainer: Trainer | None = None) -> "Judge":
+        """Makes the judge of a problem with counts by source rank."""
+        trainer, head_s_MG = trainer or Trainer(), head_seconds(problem)
+        static = simulate(problem, Planner(rank=()).plan(problem)[0], outside_s_MG=head_s_MG)
+        balanced = force_balanced(problem, outside_s_MG=head_s_MG)
+        ends_s = _end_seconds(problem, trainer)
+        return cls(problem, StageRuns(static=static, planned=static, balanced=balanced, ends_s=ends_s, trainer=trainer))
+
+    @property
+    def static_s(self) -> float:
+        """Seconds of the stage with static placement."""
+        return float(self.unplanned.gains()["static_s"])
+
+    @property
+    def balanced_s(self) -> float:
+        """Seconds of the stage with even routing."""
+        return float(self.unplanned.gains()["balanced_s"])
+
+    def run(self, posed: Problem, plan: Plan, moves_s: float | None = None) -> StageRuns:
+        """Simulates a plan of `posed`, the problem with the homes that the plan has.
+
+        Args:
+            moves_s: Seconds that moving homes takes once per step. Default: that of experts with all their state.
+
+        The stage bears its share of the moves (`Trainer.micro_steps`), and the `replacement_seconds` of a plan that re-places
+        experts.
+        """
+        if moves_s is None:
+            moves_s = float(price_L(self.problem, posed.home_LE, Anneal().state_bytes).sum())
+        moves_s = moves_s * self.unplanned.trainer.share_of_step(posed.M) + replacement_seconds(posed, plan)
+        planned = simulate(posed, plan, outside_s_MG=head_seconds(posed))
+        return dataclasses.replace(self.unplanned, planned=planned, moves_s=moves_s)
+
+    def __call__(self, posed: Problem, plan: Plan) -> Mapping[str, Any]:
+        """Returns `FIGURES` of a plan, as `run` simulates it."""
+        gains = self.run(posed, plan).gains()
+        return {name: gains["planned_s" if name == "simulated_stage_s" else name] for name in self.FIGURES}
+
+
+def run_stage(
+    problem: Problem, plan: Plan, *, posed: Problem | None = None, moves_s: float | None = None, trainer: Trainer | None = None
+) -> StageRuns:
+    """Simulates a plan's stage, the same stage with experts at home, and with even routing.
+
+    Args:
+        plan: A plan of `problem`.
+        posed: `problem` with the homes from before a home level moved some. Default: `problem`.
+        moves_s: As for `Judge.run`.
+        trainer: What lies around the stage. Default: ``Trainer()``.
+
+    Raises:
+        InputError: As for `simulate`.
+    """
+    return Judge.of(posed or problem, trainer).run(problem, plan, moves_s)
+
+
+def gain(problem: Problem, plan: Plan, *, posed: Problem | None = None, trainer: Trainer | None = None) -> Gain:
+    """Simulates the whole stage at home, as planned, and with even routing.
+
+    The stage has its MoE layers, attention, head, gradient reduction, optimizer, and every move of homes.
+
+    Args:
+        plan: A plan of `problem`.
+        posed: `problem` with the homes from before a home level moved some. Default: `problem`.
+        trainer: What lies around the stage. Default: ``Trainer()``.
+
+    Raises:
+        InputError: As for `simulate`.
+
+    Example:
+        >>> found = foremoe.gain(problem, plan)
+        >>> f"{found.speedup:.2f}"
+        '1.40'
+    """
+    return run_stage(problem, plan, posed=posed, trainer=trainer).gain(problem.cluster.standing)
+
+
+def run_pipeline(ranks: Sequence[PipelineRank], *, outside_s_MG: Array | None, trainer: Trainer) -> list[StageRuns]:
+    """As `run_stage`, for all pipeline ranks of one EP group; each has its waits for the others."""
+
+    def without_copies(problems: Sequence[Problem]) -> list[Simulation]:
+        still = [PipelineRank(problem=problem, plan=Planner(rank=()).plan(problem)[0]) for problem in problems]
+        return simulate_pipeline(still, outside_s_MG=outside_s_MG)
+
+    problems = [rank.problem for rank in ranks]
+    static, balanced = without_copies(problems), without_copies([even_routing(problem) for problem in problems])
+    planned = simulate_pipeline(ranks, outside_s_MG=outside_s_MG)
+    ends = [_end_seconds(problem, trainer) for problem in problems]
+    ends_s = {name: max(end[name] for end in ends) for name in ends[0]}
+    return [
+        StageRuns(static=static[s], planned=planned[s], balanced=balanced[s], ends_s=ends_s, trainer=trainer)
+        for s in range(len(ranks))
+    ]
+
+
+def _end_seconds(problem: Problem, trainer: Trainer) -> dict[str, float]:
+    """Seconds by part that end a stage, whatever its plan."""
+    return {"reduction_s": reduction_seconds(problem, trainer), "optimizer_s": optimizer_seconds(problem, trainer)}
