@@ -41,8 +41,8 @@ class Varied(NamedTuple):
 
 _HELP = """Leaves out one level of a planner at a time: pack, home, node, rank, split, order, path and the guard.
 
-It does so for every number of redundant slots, foresight, size of node and seed. Lines with the same plan are shown
-once; JSON and CSV have a row for each.
+Repeats this for every number of redundant slots, foresight, node size and seed. Identical plans share a line; JSON and CSV
+have a row for each.
 
 \b
 Examples:
@@ -54,13 +54,13 @@ Examples:
 @click.command(cls=JsonCommand, help=_HELP)
 @case_options(without=("redundant", "ranks_per_node", "seed"))
 @planners_option(
-    help="Planners to take apart: strategies, or texts such as 'Planner(rank=(Quota(), Search()))', with commas between them.  "
+    help="Planners to ablate, comma-separated: strategies, or texts such as 'Planner(rank=(Quota(), Search()))'.  "
     "[default: foremoe]"
 )
 @option("--redundant", metavar="LIST", multiple=True, default=("0,1,2,4",), help="Numbers of redundant slots per rank to try.")
 @option(
     "--foresight", metavar="LIST", multiple=True, default=("exact,previous,step",),
-    help="Loads that the planner may see: exact, previous (micro-step), step (the sum of all), 'Noisy(0.2)', 'Rerouted(0.1)'.",
+    help="Kinds of foresight to try: exact, previous (micro-step), step (the sum of all), 'Noisy(0.2)', 'Rerouted(0.1)'.",
 )  # fmt: skip
 @option(
     "--ranks-per-node", "nodes", metavar="LIST", multiple=True,
@@ -68,10 +68,10 @@ Examples:
 )  # fmt: skip
 @option(
     "--seeds", "--seed", "seeds", metavar="LIST", multiple=True, default=("0",),
-    help="Seeds of all random draws, such as 0,1,2; the table then has means and standard deviations over them.",
+    help="Random seeds, such as 0,1,2; the table then shows means and standard deviations over them.",
 )  # fmt: skip
 @option("--exact-seconds", type=Seconds(), default=EXACT_BUDGET_S, help="Seconds that each exact solver may spend on a line.")
-@option("--plot", "plot_file", metavar="FILE.svg", help="Draw the speed-ups (needs matplotlib).  [default: no picture]")
+@option("--plot", "plot_file", metavar="FILE.svg", help="Draw the speed-ups as bars (needs matplotlib).  [default: no chart]")
 @table_options
 def ablate(
     case_options: CaseOptions, planners: tuple[str, ...], redundant: tuple[str, ...],

@@ -20,8 +20,8 @@ COLUMNS = {
 
 _HELP = """Says what to change next: redundant slots, homes, dispatch, micro-step, activation recomputation or EP degree.
 
-Each change is tried alone, on a simulated sample of the stage planned by the default planner. Throughput is tokens per second
-and rank with the change over those without it.
+Tries each change alone: the default planner plans a sample of the stage, which is then simulated. Throughput is tokens per
+second and rank, relative to the case without the change.
 
 \b
 Example:

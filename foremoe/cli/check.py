@@ -24,9 +24,9 @@ _SHOWN = 4
 
 _HELP = """Checks a plan against every law of the Plan IR; exit code 0 if all hold, 1 if not.
 
-Every token served exactly once where its expert is, homes and slots respected, transfers that bring what each use needs.
-With --trace or --workload also: the loads are those the plan was made for, the ranks' shares add up, and costs and bounds are
-what these counts come to. A plan of another trace is not called broken.
+Every token is served exactly once by a rank that holds its expert, homes and slots are respected, and copies bring the weights
+that each use needs. With --trace or --workload, loads must be those the plan was made for, the ranks' shares must add up, and
+costs and bounds must follow from these counts. A plan of another trace is reported as such, not as broken.
 
 \b
 Example:
@@ -38,10 +38,15 @@ Example:
 @click.argument("plan_file", metavar="PLAN")
 @option(
     "--trace", "traces", metavar="TRACE", multiple=True,
-    help="The routing it was made from (repeat for several, in order), dealt again as the plan says and compared.  "
+    help="Compare with the routing that the plan was made from, packed as the plan says (repeat for several, in order).  "
     "[default: none]",
 )  # fmt: skip
-@option("--workload", "workload_file", metavar="FILE", help="The counts it was made from, instead of --trace.  [default: none]")
+@option(
+    "--workload",
+    "workload_file",
+    metavar="FILE",
+    help="Compare with the counts that it was made from, instead of --trace.  [default: none]",
+)
 def check(plan_file: str, traces: tuple[str, ...], workload_file: str | None, json_file: str | None) -> None:
     """The command ``foremoe check``."""
     require_writable({"the JSON file": json_file}, [plan_file, workload_file, *traces])

@@ -58,9 +58,9 @@ COLUMNS = {
 
 _HELP = """Plans one case with every strategy and prints a line for each.
 
-Several TRACEs are one workload. A TRACE may also be a workload file of counts. A row is a (micro-step, layer); skew is the
-largest over the mean rank load of a row, 1.000 is perfect. Baselines and solvers that you
-name run as they are; Planner(rank=(SOLVER,)) keeps experts at home in rows that SOLVER makes dearer.
+Several TRACEs form one workload. A TRACE may also be a workload file of counts. A row is one (micro-step, layer). Its skew is
+the load of the busiest rank over the mean; 1.000 is perfect. Baselines and solvers that you name have no guard;
+Planner(rank=(SOLVER,)) keeps experts at home in rows that SOLVER makes more expensive.
 
 \b
 Example:
@@ -71,7 +71,7 @@ Example:
 @click.command(cls=JsonCommand, help=_HELP)
 @case_options()
 @planners_option(
-    help="Strategies or solvers with commas between them, quoted for the shell if they have brackets; may be repeated. "
+    help="Comma-separated strategies or solvers; quote those with brackets for the shell. May be repeated. "
     "`foremoe solvers` lists them.  [default: all strategies but exact, which takes --exact-seconds]"
 )
 @option(

@@ -19,7 +19,7 @@ from foremoe.cli.terminal import has_colour, width, wrapped
 
 STDOUT = "-"
 _HELP = (
-    "Print figures as JSON instead of text. With a file (--json=FILE, or a next word that ends in .json), JSON is written there, "
+    "Print figures as JSON instead of text. With a file (--json=FILE, or a next word that ends in .json), JSON goes there, "
     "and the text still goes to stdout.  [default: text only]"
 )
 

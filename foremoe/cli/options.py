@@ -97,11 +97,11 @@ _CASE = {
     "traces": click.argument("traces", metavar="[TRACE]...", nargs=-1),
     "synthetic": option(
         "--synthetic", metavar=_MODEL,
-        help=f"Make seeded artificial routing of a model instead of reading a TRACE: {MODELS}.  [default: none]",
+        help=f"Generate synthetic routing of a model instead of reading a TRACE: {MODELS}.  [default: none]",
     ),
     "regime": option(
         "--regime", type=click.Choice([*REGIMES, *IMBALANCES]), metavar="NAME",
-        help=f"How uneven --synthetic routing is, and how fast it moves: {', '.join(REGIMES)}; or W0 to W7 of Megatron-LM's"
+        help=f"How uneven --synthetic routing is, and how fast it changes: {', '.join(REGIMES)}; or W0 to W7 of Megatron-LM's"
         f" imbalance benchmark: {', '.join(IMBALANCES)}.  [default: {DEFAULT_REGIME}]",
     ),
     "ranks": option(
@@ -117,32 +117,32 @@ _CASE = {
     ),
     "micro_steps": option(
         "--micro-steps", metavar="N", type=COUNT,
-        help="With a TRACE: take the first N micro-steps only.  [default: all]  With --synthetic: make N."
+        help="With a TRACE: use only the first N micro-steps.  [default: all]  With --synthetic: generate N."
         f"  [default: {DEFAULT_MICRO_STEPS}]",
     ),
     "layers": option(
         "--layers", metavar="A:B", help="Only MoE layers A to B-1 (from 0), such as those of one pipeline rank.  [default: all]"
     ),
-    "shuffle": option("--shuffle", is_flag=True, help="Deal the sequences in a random order drawn with --seed."),
-    "seed": option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, help="Seed of all random draws."),
+    "shuffle": option("--shuffle", is_flag=True, help="Shuffle the sequences with --seed before packing them."),
+    "seed": option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, help="Random seed."),
     "history": option(
         "--history", metavar="TRACE",
-        help="Trace of an earlier step: the load that foresight 'previous' begins with.  [default: none]",
+        help="Trace of an earlier step, which gives foresight 'previous' its first load.  [default: none]",
     ),
     "model": option(
         "--model", metavar=_MODEL,
-        help=f"The model that was recorded: {MODELS}.  [default: what the TRACE says, or the only one of its shape]",
+        help=f"The model that was recorded: {MODELS}.  [default: as named in the TRACE, or the only preset of its shape]",
     ),
     "cluster": option("--cluster", metavar=_TOML, default="8xh100", help=f"Kind of node: {CLUSTERS}."),
     "accept_fit": accept_fit_option,
     "dispatch": option(
         "--dispatch", type=Dispatch(),
-        help="How tokens travel: every (token, expert) pair by itself, as in a plain all-to-all, or a token once to every node"
-        " that serves it, as DeepEP and HybridEP send it.  [default: pairs, or what a file says]",
+        help="How tokens are sent: every (token, expert) pair by itself, as in a plain all-to-all, or a token once to every node"
+        " that serves it, as in DeepEP and HybridEP.  [default: pairs, or what a file says]",
     ),
     "host_store": option(
         "--host-store", is_flag=True,
-        help="Allow weights to come from a copy of all experts in every node's host memory; a cluster file sets this itself.",
+        help="Allow copies from a host store of all experts in every node's host memory; a cluster file sets this itself.",
     ),
     "stage": option(
         "--stage", type=click.Choice(["update", "recompute"]),
@@ -150,7 +150,7 @@ _CASE = {
     ),
     "redundant": option(
         "--redundant", metavar="R", type=SlotCount(), default=AUTO,
-        help="Redundant slots per rank: experts that a rank can hold besides its own; auto takes as many as pay.",
+        help="Redundant slots per rank: experts that a rank can hold besides its own; auto takes as many as pay off.",
     ),
     "objective": option(
         "--objective", type=click.Choice(["time", "balance"]), default="time",
@@ -167,7 +167,7 @@ _CASE = {
     ),
     "replicas": option(
         "--replicas", type=click.Choice(["any", "node"]), default="any",
-        help="Where replicas may live: on any rank, or only in their home's node.",
+        help="Where replicas may be placed: on any rank, or only in their home's node.",
     ),
 }  # fmt: skip
 
@@ -215,12 +215,12 @@ _TRAINER = {
     ),
     "data_parallel": option(
         "--data-parallel", metavar="N", type=click.IntRange(1, 2**20),
-        help="EP groups that train together: they share the optimizer's state and reduce gradients.  [default: those planned]",
+        help="EP groups that train together; they share optimizer state and reduce gradients.  [default: the planned ones]",
     ),
     "rollout_share": option(
         "--rollout-share", metavar="SHARE|SECONDSs", type=Rollout(),
         help="Part of a training step with static placement that lies outside the stages: a share (0.4) or seconds (30s)."
-        "  [default: unknown; gains of a step are told for 50, 85 and 95 %]",
+        "  [default: unknown; the gain of a step is shown for 50, 85 and 95 %]",
     ),
 }  # fmt: skip
 
@@ -246,7 +246,7 @@ _LOOK = {
         help="Columns to show, by their names in JSON, such as skew_mean,peak_bytes.  [default: the most important that fit]",
     ),
     "csv": option(
-        "--csv", is_flag=True, help="Print only the rows, as CSV, in seconds and bytes, with JSON's names."
+        "--csv", is_flag=True, help="Print only the rows as CSV, in seconds and bytes, with the names of JSON."
     ),
 }  # fmt: skip
 
@@ -271,7 +271,7 @@ def table_options(function: Callable[..., None]) -> Callable[..., None]:
 gpus_option = option(
     "--gpus",
     type=RANKS,
-    help="All GPUs of the job, EP x DP x PP, in place of --ranks, the GPUs of one pipeline rank.  [default: --ranks x --pp]",
+    help="GPUs of the whole job, EP x DP x PP; replaces --ranks, the GPUs of one pipeline rank.  [default: --ranks x --pp]",
 )
 
 

@@ -35,13 +35,13 @@ class RecordedCommand(HelpedCommand):
         return super().parse_args(ctx, args)
 
 
-_HELP = """Writes one self-contained HTML page of a plan; it opens from disk in any browser and needs no network.
+_HELP = """Writes one self-contained HTML page about a plan. It opens from disk in any browser and needs no network.
 
-Skew before and after, the chosen layer's loads and copies, a simulated timeline, links, memory, strategies, and what other
-numbers of redundant slots would give. Times are simulated.
+It shows skew before and after, the chosen layer's loads and copies, a simulated timeline, links, memory, strategies, and what
+other numbers of redundant slots would give. Times are simulated.
 
-All ranks (--ranks) share the tokens; with --ep or --pp the page has a plan for every EP group and pipeline rank, shows the
-slowest first, and lets the reader choose among them.
+All ranks (--ranks) share the tokens. With --ep or --pp the page has a plan for every EP group and pipeline rank, and shows the
+slowest first.
 
 \b
 Example:
@@ -58,7 +58,7 @@ Example:
 )  # fmt: skip
 @option(
     "--plan", "plan_file", metavar="FILE",
-    help="Show this plan instead of planning. The machine, slots and dealing are the plan file's then; give the TRACE it was "
+    help="Show this plan instead of planning. The machine, slots and packing come from the file; give the TRACE it was "
     "made from, or the same --synthetic options.  [default: plan now]",
 )  # fmt: skip
 @option("--ep", type=RANKS, help="Ranks per expert-parallel group; the page shows each group.  [default: all]")
@@ -67,12 +67,10 @@ Example:
 @option("--vpp", type=COUNT, default=1, help="Chunks per pipeline rank (interleaved schedule).")
 @option(
     "--what-if", metavar="LIST",
-    help=f"Numbers of redundant slots to plan again with, for comparison; {NOTHING} for none.  [default: {WHAT_IF}; {NOTHING} "
+    help=f"Other numbers of redundant slots to plan and compare; {NOTHING} for none.  [default: {WHAT_IF}; {NOTHING} "
     "with --ep or --pp]",
 )  # fmt: skip
-@planners_option(
-    help="Strategies or solvers of the table, as for `foremoe compare`; none for no table.  [default: all but exact]"
-)
+@planners_option(help="Strategies or solvers to compare, as for `foremoe compare`; none for no table.  [default: all but exact]")
 @threads_option
 @option("-o", "--output", metavar="FILE.html", required=True, help="Where to write the page.")
 @trainer_options

@@ -48,8 +48,8 @@ COLUMNS = {
 
 _HELP = """Plans one case with every strategy, simulates the stage and prints a line for each.
 
-All ranks (--ranks) share the tokens; --ep cuts them into expert-parallel groups, and --pp puts as many more behind them.
-Simulated seconds follow from the constants of the cluster, as the cost model does; `foremoe calibrate` fits them on a
+All ranks (--ranks) share the tokens; --ep splits them into expert-parallel groups. With --pp there are as many ranks for each
+further part of the pipeline. Simulated seconds depend on the constants of the cluster; `foremoe calibrate` fits them on a
 machine.
 
 \b
@@ -72,11 +72,11 @@ Example:
 @option("--prefetch", type=click.IntRange(0, 2**31 - 1), default=2, help="How many layer uses ahead a copy may start.")
 @option(
     "--foresight", metavar="LIST", multiple=True,
-    help="Instead of strategies, one planner (--planners NAME, or foremoe) under several kinds of knowledge: exact, previous"
-    " (micro-step), step (the sum of all), rerouted=SHARE, noisy=DRIFT, none (static).  [default: no such table]",
+    help="Compare kinds of foresight for one planner (--planners NAME, or foremoe) instead of strategies: exact, previous"
+    " (micro-step), step (the sum of all), rerouted=SHARE, noisy=DRIFT, none (static).  [default: compare strategies]",
 )  # fmt: skip
 @option(
-    "--trace", "trace_file", metavar="FILE", help="Write the first EP group's stage as a trace for Perfetto, static and planned"
+    "--trace", "trace_file", metavar="FILE", help="Write the first EP group's stage, static and planned, as a trace for Perfetto"
     " (by foremoe, or the first of --planners); compressed if FILE ends in .gz.  [default: no trace]",
 )  # fmt: skip
 @table_options
