@@ -1,4 +1,4 @@
-"""``foremoe ablate``: planners, level by level, over redundant slots, foresight, nodes and seeds."""
+"""``foremoe ablate``: planners without one level at a time, over redundant slots, foresight, nodes and seeds."""
 
 import dataclasses
 import itertools
@@ -23,7 +23,7 @@ from foremoe.workload.packing import AsGiven
 
 
 class Varied(NamedTuple):
-    """Variations besides the levels: every combination is planned."""
+    """What varies besides the levels; every combination is planned."""
 
     planners: dict[str, Planner]
     nodes: list[int | None]  # ranks of a node; None: the cluster's own
@@ -33,7 +33,7 @@ class Varied(NamedTuple):
 
     @property
     def num_tasks(self) -> int:
-        """Planners with something to plan, in all."""
+        """Number of planners to run."""
         variants = [one for planner in self.planners.values() for one in ablation.left_out(planner).values()]
         num_slots = sum(slots > 0 for slots in self.redundant)
         return sum(bool(one.rank) for one in variants) * len(self.nodes) * len(self.seeds) * num_slots * len(self.foresight)

@@ -1,4 +1,4 @@
-"""``foremoe calibrate``: the cost model's constants, measured on this machine and written as a cluster file."""
+"""``foremoe calibrate``: measures the cost model's constants on this machine and writes a cluster file."""
 
 import datetime
 import json
@@ -125,7 +125,7 @@ def calibrate(
 def under_torchrun() -> bool:
     """True if torchrun, or a launcher that sets its variables, started this process as one of several ranks.
 
-    What a scheduler leaves behind in part is not enough to join the others.
+    An incomplete set of variables, such as a scheduler leaves behind, does not count.
     """
     rank, size, *others = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT"))
     if not os.environ.get("MASTER_ADDR") or not all(map(is_count, (rank, size, *others))):
@@ -134,12 +134,12 @@ def under_torchrun() -> bool:
 
 
 def bar() -> Progress:
-    """Shows how far the measuring is; made on the rank that reports."""
+    """Shows the progress of the measurement; created on the rank that reports."""
     return Progress("measuring")
 
 
 def source_of(case: Case, measured: Measured) -> str:
-    """One line: where the constants come from."""
+    """Returns one line that says where the constants come from."""
     m, versions = case.model, ", ".join(f"{name} {version}" for name, version in measured.versions.items())
     num_nodes = len(set(measured.node_of_rank))
     return (
@@ -150,7 +150,7 @@ def source_of(case: Case, measured: Measured) -> str:
 
 
 def report(found: Fit, measured: Measured, base: str, output: str) -> list[str | Table]:
-    """The tables of constants and of backends, and what stands below them."""
+    """Returns the tables of constants and of backends, and the lines below them."""
     figures = [line_of(one, CONSTANTS) for one in (*found.constants, *found.checks)]
     backends = [line_of(one, BACKENDS) for one in found.backends]
     head = f"{plural(len(measured.points), 'point')} on {measured.hardware}"
@@ -170,7 +170,7 @@ def report(found: Fit, measured: Measured, base: str, output: str) -> list[str |
 
 
 def line_of(figure: Any, columns: Mapping[str, Column]) -> dict[str, Any]:
-    """The figure's values by the names of columns; no points are unknown points."""
+    """Returns a figure's values by column name; without points, the number of points is unknown."""
     return {name: getattr(figure, name) if name != "num_points" else figure.num_points or None for name in columns}
 
 

@@ -1,4 +1,4 @@
-"""``foremoe compare``: strategies side by side on one case."""
+"""``foremoe compare``: compares strategies on one case."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -116,7 +116,7 @@ def compare(
 
 
 def table(rows: Sequence[Mapping[str, Any]], planners: Mapping[str, Planner]) -> Table:
-    """The table; under a sampled row stands foremoe's figure on the same rows, or that of the best one there is."""
+    """Returns the table; a sampled row is followed by foremoe's figure on the same rows, or by the best other one."""
     lines: list[dict[str, Any]] = []
     sources: list[Mapping[str, Any]] = []
     for row in rows:
@@ -138,7 +138,7 @@ def table(rows: Sequence[Mapping[str, Any]], planners: Mapping[str, Planner]) ->
 def footers(
     rows: Sequence[Mapping[str, Any]], planners: Mapping[str, Planner], constants: str, static_s: float
 ) -> list[str]:  # fmt: skip
-    """What a reader must know to read the table."""
+    """Returns the lines that explain the table."""
     lines = [f"stage, speed-up over static ({seconds(static_s)}): simulated, {constants}"]
     if any(row["transfer_s"] is not None and not planners[row["solver"]].keeps_homes for row in rows):
         lines.append("* homes move: scored, never executed; the stage has their weights and gradients on the way, exposed")
@@ -146,7 +146,7 @@ def footers(
 
 
 def notes(rows: Sequence[Mapping[str, Any]], key: str) -> list[str]:
-    """What the lines have to say, each sentence once, with the names of its lines."""
+    """Returns the notes of all lines, each sentence once, with the names of its lines."""
     names: dict[str, dict[str, None]] = {}
     num_names = len({row[key] for row in rows})
     for row in rows:

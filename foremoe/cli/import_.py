@@ -1,4 +1,4 @@
-"""``foremoe import``: files of engines and recorders as a trace, or as counts."""
+"""``foremoe import``: converts files of engines and recorders to a trace or to counts."""
 
 import click
 

@@ -1,4 +1,4 @@
-"""``foremoe inspect``: what a file is and what is in it."""
+"""``foremoe inspect``: shows what a file is and what it contains."""
 
 from typing import Any
 

@@ -35,21 +35,21 @@ COUNT, RANKS = click.IntRange(1, 2**31 - 1), click.IntRange(1, MAX_EXPERTS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerOptions:
-    """What the command line said about the trainer around the stage; None where it said nothing."""
+    """Options about the trainer around the stage; None if not given."""
 
     optimizer_bytes: float = 12.0
     data_parallel: int | None = None
     rollout_share: Mapping[str, Any] | None = None  # as `Rollout` reads it
 
     def of(self, num_groups: int = 1) -> Trainer:
-        """The trainer of so many EP groups where no option says how many there are."""
+        """Returns the trainer; `num_groups` is used if no option gives the number of EP groups."""
         data_parallel = self.data_parallel or num_groups
         return Trainer(optimizer_bytes=self.optimizer_bytes, data_parallel=data_parallel, **(self.rollout_share or {}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaseOptions:
-    """What the command line said about the case; None where it said nothing."""
+    """Options about the case; None if not given."""
 
     traces: tuple[str, ...]
     synthetic: str | None
@@ -77,7 +77,7 @@ class CaseOptions:
 
     @property
     def files(self) -> list[str | None]:
-        """Files that the case reads."""
+        """Returns the files that the case reads."""
         return [*self.traces, self.history, self.synthetic, self.model, self.cluster]
 
 
@@ -173,7 +173,7 @@ _CASE = {
 
 
 def case_options(*, without: Sequence[str] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Adds every option of a case but those that a command has of its own, as one `CaseOptions` in ``case_options``."""
+    """Adds all options of a case but those named, as one `CaseOptions` in ``case_options``."""
     names = [name for name in _CASE if name not in without]
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
@@ -190,12 +190,12 @@ def case_options(*, without: Sequence[str] = ()) -> Callable[[Callable[..., None
 
 
 class Rollout(click.ParamType):  # type: ignore[type-arg]
-    """A share of a step such as ``0.4``, or seconds such as ``30s``, as the options of `Trainer`."""
+    """A share of a step such as ``0.4``, or seconds such as ``30s``, as options of `Trainer`."""
 
     name = "rollout"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, float]:
-        """The share or the seconds; fails with one sentence."""
+        """Returns the share or the seconds, or fails with one sentence."""
         text = str(value).strip()
         try:
             number = float(text.removesuffix("s"))
@@ -226,7 +226,7 @@ _TRAINER = {
 
 
 def trainer_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Adds the options of the trainer around the stage, as ``case_options.trainer``; stands below `case_options`."""
+    """Adds the options of the trainer around the stage, as ``case_options.trainer``; use it below `case_options`."""
 
     @functools.wraps(function)
     def wrapped(case_options: CaseOptions, **given: Any) -> None:
@@ -252,7 +252,7 @@ _LOOK = {
 
 
 def table_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Adds the options that say how tables look, as one `Look` in ``look``."""
+    """Adds the options for the look of tables, as one `Look` in ``look``."""
 
     @functools.wraps(function)
     def wrapped(wide: bool, columns: tuple[str, ...], csv: bool, **given: Any) -> None:
@@ -276,7 +276,7 @@ gpus_option = option(
 
 
 def on_gpus(options: CaseOptions, gpus: int | None, pp: int) -> CaseOptions:
-    """The case on so many GPUs in all; raises InputError where they are not a number of pipelines."""
+    """Returns the case on `gpus` GPUs; raises InputError if `pp` does not divide them."""
     if gpus is None:
         return options
     if options.ranks is not None:

@@ -1,4 +1,4 @@
-"""``foremoe plan``: one plan file from routing."""
+"""``foremoe plan``: plans routing and writes a plan file."""
 
 from dataclasses import asdict
 

@@ -1,4 +1,4 @@
-"""``foremoe report``: one HTML page of a plan."""
+"""``foremoe report``: writes an HTML page about a plan."""
 
 import datetime
 import shlex
@@ -27,10 +27,10 @@ NOTHING, WHAT_IF = "none", "0,1,2,4"
 
 
 class RecordedCommand(HelpedCommand):
-    """A command that knows the words it was called with: ``context.meta["command"]``."""
+    """A command that records its arguments in ``context.meta["command"]``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Keeps the words before click takes them apart."""
+        """Records the arguments before click parses them."""
         ctx.meta["command"] = shlex.join(["foremoe", str(ctx.info_name), *args])
         return super().parse_args(ctx, args)
 

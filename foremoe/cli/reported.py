@@ -1,4 +1,4 @@
-"""A plan to write or to show: of a case planned now, or of a file with the problem it was made for."""
+"""Plans to write or to show: planned now from a case, or read from a file with the problem it was made for."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from foremoe.workload.workload import Workload
 
 
 class Shown(NamedTuple):
-    """A plan, and what it is of."""
+    """A plan with its problem."""
 
     posed: Problem  # with its own homes
     problem: Problem  # with the homes that the plan has
@@ -37,7 +37,7 @@ class Shown(NamedTuple):
 
     @property
     def moves_s(self) -> float:
-        """Seconds from the posed homes to the plan's."""
+        """Seconds for moving experts from the original homes to the plan's."""
         home = None if self.planner is None else self.planner.home
         return float(home_moves_L(self.posed, self.problem.home_LE, home).sum())
 
@@ -49,7 +49,7 @@ def plan_case(
     progress: Progress,
     redundant: Sequence[int] = (),
 ) -> tuple[Case, Shown, PlanSummary]:
-    """The case planned now, after a look at whether it could have these other numbers of redundant slots."""
+    """Plans the case now, after checking that the other numbers of redundant slots are possible."""
     planner = planner_of(name, options.shuffle)
     case = build_case(options, planner.pack, threads, progress)
     _require_possible(case.problem, redundant)
@@ -63,7 +63,7 @@ def plan_case(
 
 
 def read_plan(options: CaseOptions, planner_name: str | None, plan_file: str, redundant: Sequence[int]) -> Shown:
-    """The plan of a file, and the problem it was made for."""
+    """Reads a plan file and returns the plan with the problem it was made for."""
     require_one_source(options)
     plan = Plan.load(plan_file)
     # A file's own text never imports anything: only the caller of the command may name code that runs.
@@ -125,5 +125,5 @@ def _require_possible(problem: Problem, redundant: Sequence[int]) -> None:
 
 
 def source_of(case: Case) -> str:
-    """Where the load of a case comes from, in a few words."""
+    """Describes in a few words where the load of a case comes from."""
     return case.line.removeprefix("case: ").partition(": ")[0]

@@ -1,4 +1,4 @@
-"""``foremoe simulate``: what each strategy would give on a cluster, as an event timeline."""
+"""``foremoe simulate``: simulates every strategy on a cluster as an event timeline."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -159,7 +159,7 @@ def _system(name: str, prefetch: int) -> System:
 
 
 def footers(rows: Sequence[Mapping[str, Any]], constants: str) -> list[str]:
-    """What a reader must know to read the table."""
+    """Returns the lines that explain the table."""
     lines = [
         f"simulated; constants: {constants}; stage and its parts: slowest group",
         *(f"{row['solver']}: {row['note']}" for row in rows if row.get("note")),
@@ -170,7 +170,7 @@ def footers(rows: Sequence[Mapping[str, Any]], constants: str) -> list[str]:
 
 
 def step_line(rows: Sequence[Mapping[str, Any]], trainer: Trainer) -> str:
-    """What the column of whole steps assumes; without --rollout-share, the gain of the fastest line at several shares."""
+    """Says what the column of whole steps assumes; without --rollout-share, gives the fastest line's gain at several shares."""
     known = [row for row in rows if row["step_speedup_at"] is not None]
     if not known:
         return "step: unknown without static; add it to --planners"
@@ -183,11 +183,11 @@ def step_line(rows: Sequence[Mapping[str, Any]], trainer: Trainer) -> str:
 
 
 def outside_words(trainer: Trainer) -> str:
-    """What lies outside the stages, as the user said it."""
+    """Names what lies outside the stages, as the user gave it."""
     return f"{trainer.rollout_share:.0%} of static's" if trainer.rollout_s is None else f"{trainer.rollout_s:g} s"
 
 
 def shown_columns(columns: Mapping[str, Column], rows: Sequence[Mapping[str, Any]]) -> dict[str, Column]:
-    """The columns without that of whole steps where nobody said what lies outside the stages."""
+    """Returns the columns, without whole steps if the time outside the stages is not known."""
     hidden = all(row["step_speedup"] is None for row in rows)
     return {name: column for name, column in columns.items() if not (hidden and name == "step_speedup")}

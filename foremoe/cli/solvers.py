@@ -1,4 +1,4 @@
-"""``foremoe solvers``: what --planners and --planner can name."""
+"""``foremoe solvers``: lists the names that --planners and --planner accept."""
 
 import importlib.util
 

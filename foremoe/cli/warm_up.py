@@ -1,4 +1,4 @@
-"""``foremoe warm-up``: compiles ahead of time what a first plan would wait for."""
+"""``foremoe warm-up``: compiles kernels in advance, so that the first plan does not wait."""
 
 import click
 
