@@ -1,7 +1,7 @@
 """The interfaces of the planner's levels. Pass instances to `Planner`.
 
 A solver is frozen configuration (a frozen dataclass whose repr is its name in tables and files) and a pure function over all
-rows at once. `level` says to `Planner.using` and entry points where an instance belongs.
+rows at once. `level` names an instance's level for `Planner.using` and entry points.
 """
 
 import abc

@@ -74,7 +74,7 @@ def choose_slots(
     Args:
         problem: Its own number of slots is ignored.
         trainer: As for `rank_memory`.
-        progress: Called with (numbers done, number of numbers).
+        progress: Called with (numbers tried, numbers to try).
 
     Raises:
         InputError: The problem has no counts by source rank, which the simulator needs.

@@ -1,7 +1,7 @@
-"""What a stage takes besides its MoE layers, and what of a whole training step it is: each term a closed form.
+"""Time of a stage outside its MoE layers, and its share of a training step, in closed form.
 
-Terms are the same for every planner, so they dilute gains. None of them overlaps another: where a trainer hides the reduction
-behind backward, `reduction_seconds` is an upper bound.
+These terms are the same for every planner, so they dilute gains. No overlap between them is assumed: if a trainer overlaps the
+reduction with backward, `reduction_seconds` is an upper bound.
 """
 
 from collections.abc import Mapping, MutableMapping, Sequence
@@ -28,8 +28,8 @@ from foremoe.solvers.home.price import price_L
 def head_seconds(problem: Problem) -> Array:
     """Returns the seconds of one forward of the head and of the dense layers before the first MoE layer, float64 [M, G].
 
-    The head takes 2 FLOPs per weight and token, at attention's efficiency. 0 of what the problem lacks the end layer of, or
-    where sizes are not known. Looking up the embedding takes no time.
+    The head takes 2 FLOPs per weight and token, at attention's efficiency. Parts of the model that the problem does not have, or
+    whose sizes are not known, count 0. Looking up the embedding takes no time.
     """
     model, cluster = problem.model, problem.cluster
     out_MG = np.zeros((problem.M, problem.G))
@@ -47,9 +47,9 @@ def head_seconds(problem: Problem) -> Array:
 def reduction_seconds(problem: Problem, trainer: Trainer) -> float:
     """Returns the seconds of reducing gradients and gathering new weights between ranks that hold the same parameters.
 
-    Gradients are reduce-scattered and weights all-gathered, (n - 1)/n of their bytes each. Experts go between EP groups (n is
-    `trainer.data_parallel`), every rank over its own NIC; all else goes between all D ranks, inside nodes by peer links and
-    between nodes over all NICs of a node at once, side by side. 0 in the recompute stage.
+    Gradients are reduce-scattered and weights all-gathered, (n - 1)/n of their bytes each. Experts are reduced between EP groups
+    (n is `trainer.data_parallel`), every rank over its own NIC; all else between all D ranks, inside nodes by peer links and in
+    parallel between nodes over all NICs of a node. 0 in the recompute stage.
     """
     if problem.stage != "update":
         return 0.0
@@ -67,9 +67,9 @@ def reduction_seconds(problem: Problem, trainer: Trainer) -> float:
 
 
 def optimizer_seconds(problem: Problem, trainer: Trainer) -> float:
-    """Returns the optimizer's seconds on one rank: reading and writing state, gradient and weight at the memory's bandwidth.
+    """Returns the optimizer's seconds on one rank: reading and writing state, gradient and weight at memory bandwidth.
 
-    0 in the recompute stage, where the state lies in host memory, and where the cluster does not know the bandwidth.
+    0 in the recompute stage, if the state is in host memory, and if the cluster does not know the bandwidth.
     """
     bandwidth = problem.cluster.memory_bytes_per_s
     if problem.stage != "update" or bandwidth is None or not trainer.optimizer_bytes:
@@ -82,7 +82,7 @@ def optimizer_seconds(problem: Problem, trainer: Trainer) -> float:
 
 def compare_steps(rows: Sequence[MutableMapping[str, Any]], *, static_s: float | None, balanced_s: float | None,
                   trainer: Trainer) -> None:  # fmt: skip
-    """Fills in what lines say against static placement and even routing; None where that, or the line itself, is not known."""
+    """Fills in each line's gain over static placement and its share of even routing; None if a figure is missing."""
     for row in rows:
         stage_s = row["simulated_stage_s"]
         if stage_s is None:
@@ -97,8 +97,8 @@ def compare_steps(rows: Sequence[MutableMapping[str, Any]], *, static_s: float |
 def replacement_seconds(problem: Problem, plan: Plan) -> float:
     """Returns the seconds that a plan which re-places experts needs to move weights and, in update, gradients.
 
-    Every slot whose expert changes from one micro-step to the next counts, spread evenly over all links, and none of it overlaps
-    compute. 0 for plans that keep homes, whose copies the timeline has.
+    Every slot whose expert changes from one micro-step to the next counts; moves are spread evenly over all links, and none
+    overlaps with compute. 0 for plans that keep homes, whose copies the timeline has.
     """
     if plan.executable:
         return 0.0
@@ -110,13 +110,13 @@ def replacement_seconds(problem: Problem, plan: Plan) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gain:
-    """What a plan gains, as summaries, tables, pages and examples show it.
+    """The gain of a plan, for summaries, tables, pages and examples.
 
     Attributes:
         static_s: Seconds of the simulated stage with every expert at home.
-        planned_s: Seconds as planned, with every move of homes.
-        balanced_s: Seconds with even routing: what perfect balance alone would give.
-        standing: What the cluster's constants are (`Cluster.standing`).
+        planned_s: Seconds with the plan and every move of homes.
+        balanced_s: Seconds with even routing: the time of perfect balance alone.
+        standing: Whether the cluster's constants are calibrated (`Cluster.standing`).
     """
 
     static_s: float
@@ -126,12 +126,12 @@ class Gain:
 
     @property
     def speedup(self) -> float:
-        """Of the stage over experts at home."""
+        """Speed-up of the stage over experts at home."""
         return self.static_s / self.planned_s
 
     @property
     def share_of_balanced(self) -> float:
-        """Throughput as a share of that with even routing."""
+        """Throughput as a share of throughput with even routing."""
         return self.balanced_s / self.planned_s
 
     def __str__(self) -> str:
@@ -140,22 +140,14 @@ class Gain:
 
 
 def gain(problem: Problem, plan: Plan, *, posed: Problem | None = None, trainer: Trainer | None = None) -> Gain:
-    """Simulates the whole stage at home, as planned, and with even routing.
+    """Simulates the whole stage with experts at home, with the plan, and with even routing.
 
     The stage has its MoE layers, attention, head, gradient reduction, optimizer, and every move of homes.
 
     Args:
         plan: A plan of `problem`.
-        posed: `problem` with the homes from before a home level moved some. Default: `problem`.
-        trainer: What lies around the stage. Default: ``Trainer()``.
-
-    Raises:
-        InputError: As for `simulate`.
-
-    Example:
-        >>> found = foremoe.gain(problem, plan)
-        >>> f"{found.speedup:.2f}"
-        '1.40'
+        posed: `problem` with the homes before a home level moved any. Default: `problem`.
+        trainer: Optimizer, EP groups and time outside the stage. Default: ``Trainer()``.
     """
     judge = Judge.of(posed or problem, trainer)
     return Gain(
@@ -166,11 +158,11 @@ def gain(problem: Problem, plan: Plan, *, posed: Problem | None = None, trainer:
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """Simulates plans of one problem and returns their gain; the `judge` of `foremoe.compare`.
+    """Simulates plans of one problem and returns their gain; pass it as `judge` to `foremoe.compare`.
 
     Attributes:
-        problem: The problem as posed, before home levels move anything.
-        trainer: What lies around the stage.
+        problem: The original problem, before home levels move anything.
+        trainer: Optimizer, EP groups and time outside the stage.
         static_s: Seconds of its stage with static placement.
         balanced_s: Seconds of its stage with even routing.
     """
@@ -184,7 +176,7 @@ class Judge:
 
     @classmethod
     def of(cls, problem: Problem, trainer: Trainer | None = None) -> "Judge":
-        """Makes the judge of a problem with counts by source rank."""
+        """Makes the judge of a problem, which must have counts by source rank."""
         trainer = trainer or Trainer()
         fixed_s, head_s_MG = _fixed(problem, trainer), head_seconds(problem)
         static = simulate(problem, Planner(rank=()).plan(problem)[0], outside_s_MG=head_s_MG)
