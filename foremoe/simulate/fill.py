@@ -12,8 +12,7 @@ from foremoe.simulate.state import Fills
 
 
 def fill_inputs(problem: Problem, plan: Plan, t: TransferList) -> tuple[Fills, Array]:
-    """Returns the fills that bring every expert to a host store that copies read it from, once per node; and int64 [C], the fill
-    that each copy reads, -1 for none.
+    """Returns the fills of the host stores, each expert once per node; and int64 [C], the fill that each copy reads, -1 for none.
 
     The home rank writes its node's store. For another node it sends the expert over RDMA to the first rank that reads it, which
     writes it, as `transfer.PinnedHost` does.

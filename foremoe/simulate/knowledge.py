@@ -71,8 +71,8 @@ def load_kernels(planner: Planner, groups: Sequence[Problem]) -> None:
 
 
 def planning_figures(row: Mapping[str, Any], view: Foresight | None, groups: Sequence[Problem]) -> dict[str, float]:
-    """Returns ``plan_cpu_s`` and ``plan_exposed_s`` (see `simulate_foresight`) for a row of `simulate_systems`; zero without a
-    planner.
+    """Returns ``plan_cpu_s`` and ``plan_exposed_s`` (see `simulate_foresight`) of a row of `simulate_systems`; 0 without a
+    view.
     """
     if view is None:
         return {"plan_cpu_s": 0.0, "plan_exposed_s": 0.0}

@@ -21,7 +21,7 @@ from foremoe.simulate.token_traffic import counted_messages
 
 
 class Exchange(NamedTuple):
-    """Seconds of one dispatch per row; combine and the exchanges of backward take equally long."""
+    """Seconds of one dispatch per row; combine and both exchanges of backward send the same pairs, in either direction."""
 
     peer_N: Array  # busiest rank and direction
     rdma_N: Array  # busiest NIC and direction

@@ -95,9 +95,7 @@ def reachable(target, load_GB):
 
 @kernel
 def settle_rows(low, high, load_NE, homes, reached_N, bound_N):
-    """Raises ``bound_N[low:high]`` in rows close to `reached_N`: to that if it is optimal, else to within `NEAR` of the
-    optimum.
-    """
+    """Raises ``bound_N[low:high]`` near `reached_N`: to `reached_N` if that is optimal, else to within `NEAR` of the optimum."""
     G, B = homes.base_NGB.shape[1:]
     domain_G = homes.node_G if homes.node_only else np.zeros_like(homes.node_G)
     domains = [domain_G == domain for domain in range(domain_G.max() + 1)]
