@@ -76,6 +76,11 @@ class CostModel:
         objective: ``"time"``: seconds of the row; ``"balance"``: the largest rank load only.
         overlap: Share of the time before the experts that copies can overlap with, from 0 (as when planning online) to 1. That
             time is the window and the balanced expert compute of one layer (with a single buffer per slot, the window alone).
+
+    Example:
+        >>> balance = foremoe.Problem.of(work, cluster, redundant=1, cost=foremoe.CostModel(objective="balance"))
+        >>> print(foremoe.Planner().plan(balance)[0].summary().splitlines()[2])
+        optimal: proven for 16 of 16 rows in balance
     """
 
     objective: str = "time"

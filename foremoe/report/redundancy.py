@@ -1,4 +1,4 @@
-"""What other numbers of redundant slots would give: one plan for each, scored like the plan of the report."""
+"""Plans with other numbers of redundant slots, scored like the plan of the report."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -21,13 +21,13 @@ def what_if(
     trainer: Trainer | None = None, num_threads: int | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """Plans `problem` with every number of redundant slots per rank.
+    """Plans `problem` with each of these numbers of redundant slots per rank.
 
     Args:
         redundant: Values of R, each from 0 to the number of experts.
         history_LE: As for `Planner.plan`.
         trainer: As for `rank_memory`.
-        progress: Called with (what, rows done, rows in all).
+        progress: Called with (what, rows done, number of rows).
 
     Returns:
         One dict per R: ``redundant``, ``skew_mean``, ``skew_p99``, ``skew_ML`` (float64 [M, L]),

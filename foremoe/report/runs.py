@@ -1,4 +1,4 @@
-"""The stage simulated three times: experts at home, as planned, and with even routing; what the verdict rests on."""
+"""Simulates the stage three times, with experts at home, as planned, and with even routing, for the verdict."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -24,12 +24,12 @@ class StageRuns:
     """One stage of one EP group, simulated three times on the same tokens.
 
     Attributes:
-        static: Every expert at home.
-        planned: As planned.
-        balanced: Even routing: what perfect balance alone would give.
-        ends_s: Seconds by part that end every stage, whatever its plan.
-        moves_s: Seconds in which homes move before the planned stage.
-        trainer: What lies around the stage.
+        static: The stage with every expert at home.
+        planned: The stage with the plan.
+        balanced: The stage with even routing: perfect balance alone.
+        ends_s: Seconds by part at the end of every stage, whatever its plan.
+        moves_s: Seconds of moving homes before the planned stage.
+        trainer: Optimizer, EP groups and time outside the stage.
     """
 
     static: Simulation
@@ -40,20 +40,20 @@ class StageRuns:
     trainer: Trainer = field(default_factory=Trainer)
 
     def parts(self) -> dict[str, dict[str, float]]:
-        """Seconds by part of the three runs; each adds up to its stage."""
+        """Seconds by part of the three runs; each run's parts sum to its stage."""
         runs = {"static": self.static, "planned": self.planned, "balanced": self.balanced}
         parts = {name: {**run.parts.to_dict(), **self.ends_s} for name, run in runs.items()}
         parts["planned"]["moves_s"] = self.moves_s
         return parts
 
     def gains(self) -> dict[str, Any]:
-        """Returns stage seconds and the plan's gains: of the stage, of a whole step, and against even routing."""
+        """Returns stage seconds and the plan's gains: of the stage, of a whole step, and relative to even routing."""
         static_s, planned_s, balanced_s = (sum(parts.values()) for parts in self.parts().values())
         return stage_gains(static_s, planned_s, balanced_s, self.trainer)
 
 
 def stage_gains(static_s: float, planned_s: float, balanced_s: float, trainer: Trainer) -> dict[str, Any]:
-    """Returns stage seconds and the plan's gains: of the stage, of a whole step, and against even routing."""
+    """Returns stage seconds and the plan's gains: of the stage, of a whole step, and relative to even routing."""
     outside_s = trainer.outside_s(static_s)
     return {
         "static_s": static_s, "planned_s": planned_s, "balanced_s": balanced_s, "speedup": static_s / planned_s,
@@ -70,9 +70,9 @@ def run_stage(
 
     Args:
         plan: A plan of `problem`.
-        posed: `problem` with the homes from before a home level moved some. Default: `problem`.
-        moves_s: Seconds that moving those homes takes once per step; the stage bears its share of them.
-        trainer: What lies around the stage. Default: ``Trainer()``.
+        posed: `problem` with the homes before a home level moved any. Default: `problem`.
+        moves_s: Seconds of moving those homes, once per step; the stage bears its share.
+        trainer: Optimizer, EP groups and time outside the stage. Default: ``Trainer()``.
 
     Raises:
         InputError: As for `simulate`.
@@ -87,7 +87,7 @@ def run_stage(
 
 
 def run_pipeline(ranks: Sequence[PipelineRank], *, outside_s_MG: Array | None, trainer: Trainer) -> list[StageRuns]:
-    """As `run_stage`, for all pipeline ranks of one EP group; each has its waits for the others."""
+    """Like `run_stage`, for all pipeline ranks of one EP group, including their waits for each other."""
 
     def without_copies(problems: Sequence[Problem]) -> list[Simulation]:
         still = [PipelineRank(problem=problem, plan=Planner(rank=()).plan(problem)[0]) for problem in problems]
@@ -105,12 +105,12 @@ def run_pipeline(ranks: Sequence[PipelineRank], *, outside_s_MG: Array | None, t
 
 
 def late_seconds(simulation: Simulation, num_ranks: int) -> Array:
-    """float64 [G]: seconds that the others' mean waits because this rank's experts compute longest."""
+    """float64 [G]: seconds that the other ranks wait on average because this rank's experts compute longest."""
     compute_UG = simulation.compute_UG.astype(np.float64)
     waited_s_U = compute_UG.max(axis=1) - compute_UG.mean(axis=1)
     return np.bincount(compute_UG.argmax(axis=1), waited_s_U, num_ranks)
 
 
 def end_seconds(problem: Problem, trainer: Trainer) -> dict[str, float]:
-    """Seconds by part that end a stage, whatever its plan."""
+    """Seconds by part at the end of a stage, whatever its plan."""
     return {"reduction_s": reduction_seconds(problem, trainer), "optimizer_s": optimizer_seconds(problem, trainer)}

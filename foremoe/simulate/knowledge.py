@@ -71,9 +71,7 @@ def load_kernels(planner: Planner, groups: Sequence[Problem]) -> None:
 
 
 def planning_figures(row: Mapping[str, Any], view: Foresight | None, groups: Sequence[Problem]) -> dict[str, float]:
-    """Returns ``plan_cpu_s`` and ``plan_exposed_s`` (see `simulate_foresight`) of a row of `simulate_systems`; 0 without a
-    view.
-    """
+    """Returns ``plan_cpu_s`` and ``plan_exposed_s`` (see `simulate_foresight`) for a row of `simulate_systems`."""
     if view is None:
         return {"plan_cpu_s": 0.0, "plan_exposed_s": 0.0}
     cpu_s = 1e-6 * row["plan_us_per_layer"] * row["n_solved"] / len(groups)

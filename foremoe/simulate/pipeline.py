@@ -57,8 +57,13 @@ def simulate_pipeline(
 
     A pass waits for the same micro-step's pass on the pipeline rank (chunk) before it, in backward after it, and for its
     activations, sent as one message by the slowest EP rank. Pipeline ranks do not share links.
-    - outside_s_MG: Seconds outside the MoE layers in the last chunk. This and the other options are those of `simulate`.
-    + outside_s_MG: Seconds outside the MoE layers in the last chunk. This and the other options are as in `simulate`.
+
+    Args:
+        ranks: Pipeline ranks in order, with the schedules of `pipeline_problems`.
+        outside_s_MG: Seconds outside the MoE layers in the last chunk. This and the other options are as in `simulate`.
+
+    Raises:
+        InputError: The schedules wait for each other.
     """
     pp = len(ranks)
     runs = [

@@ -57,15 +57,12 @@ class Simulation(ArrayValue):
     """One stage of one EP group: its events, in seconds since the stage began.
 
     The window of a backward use includes the activation recomputation of its layer, if there is any, with its waits.
-    - start_U: The use begins on the group.
-        window_U: The late rank is ready to dispatch, and the group begins to.
-        dispatched_U: Tokens are with the experts.
-        ready_U: Replicas are in place on all ranks; each has begun to compute as soon as its own were.
-        computed_U: The slowest rank's experts are done.
-        end_U: The use is over on all ranks.
-        window_UG: Seconds of attention per rank, float32.
-        wait_UG: Seconds per rank from `dispatched_U` until its replicas are in place, float32.
-    + start_U: Time at which the group begins the use.
+
+    Attributes:
+        micro_step_U: Micro-step of every use, in order of execution.
+        layer_U: Layer of every use.
+        phase_U: `Phase` of every use.
+        start_U: Time at which the group begins the use.
         window_U: Time at which the slowest rank is ready, so that dispatch begins.
         dispatched_U: Time at which all tokens have reached their experts.
         ready_U: Time at which replicas are in place on all ranks; each rank computes as soon as its own are.
@@ -73,20 +70,17 @@ class Simulation(ArrayValue):
         end_U: Time at which the use is over on all ranks.
         window_UG: Seconds of attention per rank, float32.
         wait_UG: Seconds per rank from `dispatched_U` until its replicas are in place, float32.
-    - return_micro_step_A: Micro-step of every replica gradient on its way home.
-        return_layer_A: Its layer.
-        return_expert_A: Its expert.
-        return_src_A: Rank it leaves.
-        return_dst_A: Its home rank.
-        return_start_A: Time at which the gradient leaves.
-        return_end_A: Time at which it arrives at home.
-    + return_micro_step_A: Micro-step of every returned replica gradient.
+        compute_UG: Seconds of expert compute per rank, float32.
+        copy_start_C: Start of every copy of ``plan.transfers``.
+        copy_end_C: End of every copy of ``plan.transfers``.
+        return_micro_step_A: Micro-step of every returned replica gradient.
         return_layer_A: Its layer.
         return_expert_A: Its expert.
         return_src_A: Its source rank.
         return_dst_A: Its home rank.
         return_start_A: Time at which its return starts.
-        return_end_A: Time at which it arrives at home.
+        return_end_A: Time at which it arrives.
+        link_busy_WG: Seconds that each of `LINKS` is busy, exchanges included.
     """
 
     micro_step_U: Array = array(np.int32)

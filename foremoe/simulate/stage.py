@@ -89,7 +89,12 @@ def even_routing(problem: Problem) -> Problem:
 
 
 class StageRun:
-    """One stage that runs pass by pass. `simulate` runs all passes in order, a pipeline in the order of their dependencies."""
+    """One stage that runs pass by pass: `simulate` runs all passes, a pipeline in the order of their dependencies.
+
+    Attributes:
+        num_passes: Passes of the schedule.
+        micro_step_X: Micro-step of each pass, int32.
+    """
 
     def __init__(
         self, problem: Problem, plan: Plan, *, prefetch: int = 2, known: str = "rollout", plan_s: float = 0.0,

@@ -148,6 +148,14 @@ def gain(problem: Problem, plan: Plan, *, posed: Problem | None = None, trainer:
         plan: A plan of `problem`.
         posed: `problem` with the homes before a home level moved any. Default: `problem`.
         trainer: Optimizer, EP groups and time outside the stage. Default: ``Trainer()``.
+
+    Raises:
+        InputError: As for `simulate`.
+
+    Example:
+        >>> found = foremoe.gain(problem, plan)
+        >>> f"{found.speedup:.2f}"
+        '1.40'
     """
     judge = Judge.of(posed or problem, trainer)
     return Gain(

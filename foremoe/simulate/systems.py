@@ -81,24 +81,29 @@ def simulate_systems(
 
     EP groups wait for each other at the end of the stage, to synchronise gradients, so the slowest one sets its length. Homes are
     chosen for all groups together, because they hold the same layers.
-    - trainer: What lies around the stage. Default: `Trainer` with these EP groups.
-        progress: Called with (system, groups done, groups in all).
-    + trainer: Optimizer, EP groups and time outside the stage. Default: `Trainer` with these EP groups.
+
+    Args:
+        groups: EP groups of one stage, each with its own load.
+        pp: Pipeline ranks that the layers are split over.
+        vpp: Chunks of each pipeline rank.
+        history_LE: As in `compare`, or one for each group.
+        trainer: Optimizer, EP groups and time outside the stage. Default: `Trainer` with these EP groups.
         progress: Called with (system, groups done, number of groups).
-    - ``moves_s`` (experts that change their home, all
-        exposed, this stage's share of them, see `Trainer.micro_steps`; and `replacement_seconds`),
-    + ``moves_s`` (this stage's share of moving homes, all
-        exposed, see `Trainer.micro_steps`; and `replacement_seconds`),
-    - ``fill_s`` (what filling host stores adds),
-    + ``fill_s`` (time that filling host stores adds),
-    - ``step_speedup`` (of the whole step; None unless the trainer says what lies outside), ``step_speedup_at`` (of steps of
-        which so many percent lie outside; these three are None without static), ``share_of_balanced`` (stage time of even
-        routing over this one's; None without that row) and ``groups``. Figures speak of all micro-steps: one without history is
-        static. A system that does not plan the groups (`Planner.refusal`) has None for every figure, and a ``note``.
-    + ``step_speedup`` (of the whole step; None unless the trainer gives the time outside), ``step_speedup_at`` (of steps with
+
+    Returns:
+        One dict per system: ``solver``, `FIGURES` over all groups (skews over all rows, peaks over all ranks; other figures are
+        means of groups; closed-form times are the slowest group's and pipeline rank's), ``simulated_stage_s`` (with moves of
+        homes, reduction and optimizer), the parts of the slowest group's stage, ``moves_s`` (this stage's share of moving homes,
+        all exposed, see `Trainer.micro_steps`; and `replacement_seconds`), ``reduction_s`` and
+        ``optimizer_s`` (see `step`), ``fill_s`` (time that filling host stores adds), ``executable`` (False where experts are
+        re-placed, which no engine runs), ``tokens_per_s_per_rank``, ``speedup_vs_static`` (of the stage),
+        ``step_speedup`` (of the whole step; None unless the trainer gives the time outside), ``step_speedup_at`` (of steps with
         these percentages outside; these three are None without static), ``share_of_balanced`` (stage time of even
         routing over this one's; None without that row) and ``groups``. Figures cover all micro-steps: one without history is
         static. A system that cannot plan the groups (`Planner.refusal`) has None for every figure, and a ``note``.
+
+    Raises:
+        InputError: There are no groups, or no system plans them.
     """
     if not groups:
         raise InputError("there are no EP groups to simulate.")
