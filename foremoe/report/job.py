@@ -100,9 +100,7 @@ def slowest_words(parts: Sequence[JobPart], slowest: int) -> str:
 
 
 def job_gains(parts: Sequence[JobPart]) -> dict[str, float]:
-    """`StageRuns.gains` of the whole job: EP groups wait for each other at the end, so the slowest one sets the stage's
-    length.
-    """
+    """`StageRuns.gains` of the whole job: the slowest EP group sets the length of the stage."""
     gains = [part.runs.gains() for part in parts]
     static_s, planned_s, balanced_s = (max(gain[name] for gain in gains) for name in ("static_s", "planned_s", "balanced_s"))
     return stage_gains(static_s, planned_s, balanced_s, parts[0].runs.trainer)

@@ -73,9 +73,7 @@ def pack_simulation(packer: Packer, plan: Plan, replicas: Replicas, simulation: 
 
 
 def pack_timelines(packer: Packer, plan: Plan, timelines: Sequence[Timeline]) -> dict[str, Any]:
-    """Adds measured timelines to `packer`, every event on the rank that observed it, and returns their description for the
-    page.
-    """
+    """Adds measured timelines to `packer`, every event on the rank that observed it; returns their description."""
     ranks = [timeline.rank for timeline in timelines]
     if len(set(ranks)) != len(ranks) or not set(ranks) <= set(range(plan.G)):
         raise InputError(f"timelines are of ranks {sorted(ranks)}; give one timeline per rank of the plan's {plan.G}.")

@@ -24,9 +24,7 @@ class Packer:
         self._size = 0
 
     def add(self, name: str, array: Array, dtype: str, *, differences: bool = False) -> None:
-        """Adds `array` as `dtype`; with `differences`, stores int32 differences between neighbours, for values that change
-        slowly.
-        """
+        """Adds `array` as `dtype`; with `differences`, stores int32 differences between neighbours."""
         assert dtype in DTYPES and name not in self.contents and (not differences or dtype == "int32")
         flat = np.asarray(array).ravel()
         if dtype != "float32" and flat.size:

@@ -77,7 +77,7 @@ def write_job_report(
     path: str | os.PathLike[str], parts: Sequence[JobPart], *, strategies: Sequence[Mapping[str, Any]] | None = None,
     source: str = "", date: str = "", command: str = "",
 ) -> dict[str, Any]:  # fmt: skip
-    """Writes one report page for several EP groups and pipeline ranks; it opens with the slowest of them.
+    """Writes one report page for several EP groups and pipeline ranks; it shows the slowest first.
 
     Args:
         parts: Result of `plan_job`.
