@@ -26,9 +26,7 @@ OURS = "foremoe.integrations.nemo_rl_worker.MegatronPolicyWorker"
 
 
 def register() -> None:
-    """Selects foremoe's Megatron worker if the config has ``policy.foremoe``; call it in the driver, before the policy is
-    made.
-    """
+    """Selects foremoe's Megatron worker if the config has ``policy.foremoe``; call it in the driver before the policy exists."""
     from nemo_rl.distributed.ray_actor_environment_registry import ACTOR_ENVIRONMENT_REGISTRY
     from nemo_rl.models.policy import lm_policy
 

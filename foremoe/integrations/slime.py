@@ -63,8 +63,7 @@ def argument(name: str, value: Any) -> str:
 
 
 def routing_of(call: dict[str, Any]) -> list[Array] | None:
-    """Returns the routing that slime will replay in a call; slime has laid out all micro-batches, layer by layer, before the
-    first.
+    """Returns the routing that slime will replay in a call; slime has laid out all micro-batches before the first.
 
     Returns:
         int16 [T, L, K] per micro-batch; None for passes that record, and for reference and teacher models.

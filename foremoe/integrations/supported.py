@@ -1,5 +1,4 @@
-"""Finds options of Megatron-Core that foremoe does not support, in a job's settings at its start, and in the model when
-attaching.
+"""Finds unsupported options of Megatron-Core, in a job's settings when it starts, and in the model when attaching.
 
 Nothing here needs Megatron-Core, which a trainer's driver may not have.
 """
@@ -48,7 +47,7 @@ class Parallel:
 
     @classmethod
     def of(cls, get: Get) -> Self:
-        """Reads the sizes from Megatron's options as `initialize_model_parallel` does: experts are split like all else by
+        """Reads the sizes from Megatron's options like `initialize_model_parallel`: experts are split like all else by
         default.
         """
         size = lambda name: get(name, None) or 1  # noqa: E731

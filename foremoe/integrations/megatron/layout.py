@@ -70,8 +70,8 @@ def num_predicting(chunks: Sequence[Any]) -> int:
 
 
 def predicting_routers(chunks: Any, name: str) -> set[int]:
-    """Returns ids of objects that routers of multi-token prediction hold under a name, such as their replay; no plan covers
-    these.
+    """Returns ids of objects that routers of multi-token prediction hold under a name, such as their replay; plans exclude
+    them.
     """
     chunks = chunks if isinstance(chunks, list | tuple) else [chunks]
     found = [getattr(module, name, None) for chunk in chunks for module in _predicting(chunk)]

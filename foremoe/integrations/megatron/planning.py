@@ -31,8 +31,7 @@ Work = Plan | Workload | Sequence[Any]
 
 
 def layers_of_all(group: Group, places: Sequence[Place], num_predicting: int) -> tuple[list[int], tuple[int, int]]:
-    """Returns `numbers` and `predicting` of `Planning`; collective over the job. The config of a hybrid model lacks these
-    numbers.
+    """Returns `numbers` and `predicting` of `Planning`; collective over the job. A hybrid model's config lacks the numbers.
 
     Args:
         num_predicting: MoE layers of multi-token prediction on this rank.

@@ -49,9 +49,7 @@ class MegatronStage(PlannedStage):
         return DenseIntervals.of(split_MLP, expert_MLP, self._home_slot_LE)
 
     def known_row(self, micro_step: int, layer: int, routing_TE: torch.Tensor, complete: bool) -> KnownRow | SlottedRow | None:
-        """Returns the route of the row if its routing is known; `complete` says whether its replicas have arrived. See
-        `KnownRouting.row`.
-        """
+        """Returns the route of a known row; `complete` says whether its replicas have arrived. See `KnownRouting.row`."""
         if self.known is None:
             return None
         return self.known.row(micro_step, layer, routing_TE, complete, self._home_slot_LE[layer])

@@ -83,6 +83,9 @@ def capacity_factor(quota_MLGS: Array, tokens_MG: Array, num_topk: int, num_base
 
     A rank has ``tokens * topk * factor`` places, and at least one per pair of its own plus a block less one for each of its 2B
     experts; the pairs of an expert fill whole blocks.
+
+    Args:
+        alignment: Pairs of a block.
     """
     own_MG = tokens_MG * num_topk
     unknown_ML = own_MG.sum(axis=1)[:, None] - quota_MLGS.sum(axis=(2, 3), dtype=np.int64)
@@ -195,9 +198,7 @@ class VirtualStage:
 
 
 class VirtualLayer:
-    """One MoE layer with virtual experts; between `enter` and `leave` it tells the stage which layer calls, and nothing else
-    changes.
-    """
+    """One MoE layer with virtual experts; between `enter` and `leave` it tells the stage which layer calls."""
 
     def __init__(self, moe: Any, index: int) -> None:
         self.moe, self.index = moe, index

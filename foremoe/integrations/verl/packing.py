@@ -1,6 +1,6 @@
 """Packing: chooses the samples of a mini-batch that share a micro-batch, by the rank loads of their experts.
 
-VeRL's own split considers only lengths. Packing starts from it and changes only which samples of a data-parallel rank are
+veRL's own split considers only lengths. Packing starts from it and changes only which samples of a data-parallel rank are
 together: samples stay on their rank and in their optimizer step, and a rank keeps its number of micro-batches, their token limit
 and the attention of its longest one.
 """
@@ -35,7 +35,7 @@ class Packer:
     """Regroups samples into micro-batches; one per engine.
 
     Args:
-        engine: VeRL's, initialized.
+        engine: veRL's engine, initialized.
 
     Raises:
         InputError: Planning cannot price the sizes of the model.
@@ -65,7 +65,7 @@ class Packer:
         ]
 
     def repack_batches(self, data: Any, micro_batches: list[Any], indices: Any) -> tuple[list[Any], Any]:
-        """Returns micro-batches and the samples of each; veRL's own if its split has a fixed size, or something fails.
+        """Returns micro-batches and the samples of each; veRL's own if its split has a fixed size or packing fails.
         Collective.
         """
         from verl.utils import tensordict_utils as tu

@@ -26,7 +26,7 @@ class _Target:
 def routing_of(engine: Any, places: Sequence[Place], micro_batches: Sequence[Any]) -> list[Array]:
     """int16 [T, L, K] per micro-batch, in the order of `places`, the rank's MoE layers; -1 if routing is not known.
 
-    VeRL's own code lays out the routes, for stand-ins of its routers. So packing, padding and every kind of parallelism match
+    veRL's own code lays out the routes, for stand-ins of its routers. So packing, padding and every kind of parallelism match
     veRL's, whether the routers replay or not.
     """
     from verl.utils.megatron import router_replay_utils as replay

@@ -38,7 +38,7 @@ class Session:
     """State that lives as long as the engine.
 
     Args:
-        engine: VeRL's, initialized. If its router replay is off, rollout's routing is a hint.
+        engine: veRL's engine, initialized. If its router replay is off, rollout's routing is a hint.
 
     A stage whose planning fails on any rank, takes too long, or gives an invalid plan runs at home on all ranks, with a warning
     in the log and the metric ``foremoe/STAGE/unplanned``.
@@ -68,10 +68,10 @@ class Session:
         self.packer = Packer(self.engine) if self.settings.packing else None
 
     def should_plan(self, data: Any, forward_only: bool) -> bool:
-        """True if routing is known now, to be replayed or as a hint: not while R2 records, nor if veRL replays in other passes
-        but not in this one (the reference model).
+        """True if routing is known now, to be replayed or as a hint.
 
-        All ranks return the same, including those without MoE layers.
+        It is not while R2 records, nor if veRL replays in other passes but not in this one (the reference model). All ranks
+        return the same, including those without MoE layers.
         """
         from verl.utils import tensordict_utils as tu
 
@@ -104,7 +104,7 @@ class Session:
     def report(self, data: Any, output: Any) -> None:
         """Adds the figures of all stages since the last report to the metrics of an update's last mini-batch.
 
-        VeRL drops the metrics of a recompute, and averages those of an update over its mini-batches.
+        veRL drops the metrics of a recompute, and averages those of an update over its mini-batches.
         """
         from verl.utils import tensordict_utils as tu
         from verl.utils.metric import Metric
