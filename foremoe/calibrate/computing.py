@@ -1,6 +1,4 @@
-"""Times a rank's compute in one layer and micro-step: expert compute alone, and whole layers whose experts pass tokens
-through.
-"""
+"""Times a rank's compute in one layer and micro-step: experts alone, and whole layers whose experts pass tokens through."""
 
 import itertools
 from collections.abc import Sequence
@@ -67,9 +65,7 @@ class ExpertCompute:
         return 3.0 * sum(num_S) * self.case.model.flops_per_pair / seconds
 
     def points(self, watch: Stopwatch, budget_s: float) -> list[Point]:
-        """Times few pairs in all slots and in some, where reading weights dominates; all pairs in two slots; then loads of
-        routing.
-        """
+        """Times few pairs in all slots and in some, where reading weights dominates; all pairs in two; then loads of routing."""
         G, per_rank = self.group.size, self.bank.num_base
         two = min(2, per_rank)
         even = [*itertools.product(FEW_PAIRS, sorted({per_rank, -(-per_rank // 4)}))]

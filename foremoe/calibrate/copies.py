@@ -131,9 +131,7 @@ def _ways_of(name: str, node_of_rank: Sequence[int]) -> list[Way]:
 
 
 def next_rank(node_of_rank: Sequence[int], across: bool) -> tuple[int, ...]:
-    """Returns the rank that every rank sends to: in rings inside nodes, or between the n-th ranks of all nodes; itself if
-    none.
-    """
+    """Returns the rank that every rank sends to: in rings inside nodes, or between n-th ranks of all nodes; itself if none."""
     place_G = [list(node_of_rank[:g]).count(node) for g, node in enumerate(node_of_rank)]
     ring_G = place_G if across else node_of_rank
     rings = {ring: [g for g, mine in enumerate(ring_G) if mine == ring] for ring in ring_G}

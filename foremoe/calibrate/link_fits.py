@@ -90,9 +90,7 @@ def link_fit(points: Iterable[Point], kind: str) -> LinkFit | None:
 
 
 def contention(points: Iterable[Point], links: Mapping[str, LinkFit | None]) -> tuple[float, Basis]:
-    """Returns seconds lost over seconds of copy, and residuals of the loss, relative to the copies; `links` by name of the
-    class.
-    """
+    """Returns seconds lost per second of copy, and relative residuals of the loss; `links` are the links by name of the class."""
     mine, copying = [], []
     for p in points:
         link = links.get(LINK_OF[p.kind.removeprefix("beside copy")]) if p.kind.startswith("beside copy") else None

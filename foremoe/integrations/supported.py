@@ -47,8 +47,8 @@ class Parallel:
 
     @classmethod
     def of(cls, get: Get) -> Self:
-        """Reads the sizes from Megatron's options like `initialize_model_parallel`: experts are split like all else by
-        default.
+        """Reads the sizes from Megatron's options like `initialize_model_parallel`: by default experts are split like the
+        rest.
         """
         size = lambda name: get(name, None) or 1  # noqa: E731
         tp = size("tensor_model_parallel_size")

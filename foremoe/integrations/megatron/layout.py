@@ -70,9 +70,7 @@ def num_predicting(chunks: Sequence[Any]) -> int:
 
 
 def predicting_routers(chunks: Any, name: str) -> set[int]:
-    """Returns ids of objects that routers of multi-token prediction hold under a name, such as their replay; plans exclude
-    them.
-    """
+    """Returns ids of what routers of multi-token prediction hold under a name, such as their replay; plans exclude them."""
     chunks = chunks if isinstance(chunks, list | tuple) else [chunks]
     found = [getattr(module, name, None) for chunk in chunks for module in _predicting(chunk)]
     return {id(each) for each in found if each is not None}

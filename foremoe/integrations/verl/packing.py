@@ -65,9 +65,7 @@ class Packer:
         ]
 
     def repack_batches(self, data: Any, micro_batches: list[Any], indices: Any) -> tuple[list[Any], Any]:
-        """Returns micro-batches and the samples of each; veRL's own if its split has a fixed size or packing fails.
-        Collective.
-        """
+        """Returns micro-batches and their samples; veRL's own if its split has a fixed size, or packing fails. Collective."""
         from verl.utils import tensordict_utils as tu
 
         if indices is None:
