@@ -119,7 +119,7 @@ class Plan(ArrayValue, Checked):
 
     @property
     def load_gap_ML(self) -> Array:
-        """float64 [M, L]: how far the largest rank load lies above its proven lower bound, as a share of the bound."""
+        """float64 [M, L]: excess of the largest rank load over its proven lower bound, as a share of the bound."""
         load_ML = self.load_NG.max(axis=1).reshape(self.M, self.L)
         bound_ML = np.maximum(self.load_bound_ML, 1.0)
         return np.maximum(load_ML - bound_ML, 0.0) / bound_ML

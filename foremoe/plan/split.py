@@ -42,9 +42,8 @@ def served_quotas(
     """int32 [N, G, S]: the pairs of load `load_NGE` that slots serve if quotas were planned for `planned_NGE`.
 
     This is `foremoe.runtime.remap` on counts: each slot of an expert, in ascending order, serves at most its planned share of a
-    source's pairs, and the home slot serves the rest. `home_NE` has physical slots, int64. Without `planned_NGE` all pairs are of
-    one
-    source.
+    source's pairs, and the home slot serves the rest. `home_NE` has physical slots, int64. Without `planned_NGE` all pairs come
+    from one source.
     """
     (N, G, S), E = expert_NGS.shape, load_NGE.shape[2]
     expert_NP = np.where(expert_NGS < 0, E, expert_NGS).reshape(N, G * S).astype(np.int64)

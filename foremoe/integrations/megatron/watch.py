@@ -24,7 +24,7 @@ class Watched:
     """One stage of one rank that ran at home.
 
     Attributes:
-        planned: Plans that it would have run with one redundant slot per rank, and with two.
+        planned: Plans with one redundant slot per rank, and with two, which did not run.
         unknown: Share of this rank's pairs that `work` does not know.
     """
 

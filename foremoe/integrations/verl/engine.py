@@ -37,7 +37,7 @@ def engine_class(module: ModuleType) -> type:
     """
 
     class ForeMoEEngine(module.MegatronEngineWithLMHead):  # type: ignore[name-defined, misc]
-        """veRL's engine; a pass whose routing is known runs by a plan that is made as soon as its micro-batches are."""
+        """veRL's engine; plans every pass with known routing once its micro-batches are formed."""
 
         __qualname__ = "ForeMoEEngine"
         _foremoe: Any = None

@@ -1,10 +1,9 @@
 """Decides exactly whether a few ranks with one redundant slot each can reach a maximum load, over all sets of ranks.
 
-Every rank has one slot, so replicas lead from home to slot in trees, or in cycles, which moving less load all the way round
-breaks up. A
-rank below the maximum need not give load: its own giver can give in its place, from the expert that it gives already. So only
-ranks above the maximum give. They are limited by how a giver's experts are divided: a set of ranks takes one expert up to its
-load and up to what the set lacks.
+Every rank has one slot, so replicas lead from home to slot in trees, or in cycles, which break up if less load moves all the way
+round. A rank below the maximum need not give load: its own giver can give in its place, from the expert that it gives already. So
+only ranks above the maximum give. They are limited by how a giver's experts are divided: a set of ranks takes one expert up to
+its load and up to what the set lacks.
 """
 
 from __future__ import annotations

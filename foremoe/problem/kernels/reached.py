@@ -20,7 +20,7 @@ def reached(tokens, pairs, num_topk, num_experts):
 
 @inner_kernel
 def alone(share, num_topk, num_experts):
-    """Probability that a token with an expert in a place that holds this share of experts has no other one there."""
+    """Probability that a token with an expert in a place with this share of all experts has no other one there."""
     none = 1.0
     for drawn in range(1, num_topk):
         none *= max(0.0, 1.0 - (share * num_experts - 1.0) / (num_experts - drawn))

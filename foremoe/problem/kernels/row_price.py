@@ -1,9 +1,9 @@
 """Seconds of a row from its traffic, by one formula for plans, simulation and search.
 
 A row dispatches its tokens, computes and combines: each takes as long as the busiest rank, link or NIC. Copies run in parallel,
-on links that exchanges leave free. A row does not know its neighbours' copies, so they are assumed to have as many as this row,
-on ranks that are equally likely. Copies may start two rows ahead, so a link with `b` seconds of this row's copies and `a` of
-its neighbour's makes each of both rows wait for (a + b) / 2 less the time of a row.
+on links that exchanges leave free. A row does not know its neighbours' copies; they count as if neighbours had as many as this
+row, on equally likely ranks. Copies may start two rows ahead, so a link with `b` seconds of this row's copies and `a` of its
+neighbour's makes each of both rows wait for (a + b) / 2 less the time of a row.
 """
 
 from typing import NamedTuple
