@@ -20,7 +20,7 @@ from foremoe.base.hardware import cores
 
 @dataclass(frozen=True, slots=True)
 class RowRunner:
-    """How `for_rows` runs: threads, a progress callback (rows done since the last call), and a cancel event."""
+    """Options of `for_rows`: threads, a progress callback (rows done since the last call), and a cancel event."""
 
     num_threads: int = 1
     progress: Callable[[int], None] | None = None

@@ -55,7 +55,7 @@ class TraceEvents:
         return {"traceEvents": self.events, "displayTimeUnit": "ms"}
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the trace as JSON, compressed where the name ends in ``.gz``; the same events give the same bytes.
+        """Writes the trace as JSON, compressed if the name ends in ``.gz``; the same events give the same bytes.
 
         Raises:
             InputError: The file cannot be written.

@@ -1,4 +1,4 @@
-"""``foremoe advise``: what to change next."""
+"""``foremoe advise``: recommends the next change."""
 
 import dataclasses
 

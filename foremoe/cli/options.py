@@ -82,7 +82,7 @@ class CaseOptions:
 
 
 def option(*names: str, **settings: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """As `click.option`, with the default shown and numbers named N."""
+    """Like `click.option`, but shows the default and names numbers N."""
     if isinstance(settings.get("type"), click.IntRange):
         settings.setdefault("metavar", "N")
     return click.option(*names, **({"show_default": True} | settings))

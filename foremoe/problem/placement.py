@@ -14,7 +14,7 @@ from foremoe.base.errors import InputError
 
 
 class Stop(enum.IntEnum):
-    """Why a row's search stopped."""
+    """The reason why a row's search stopped."""
 
     DONE = 0  # a heuristic ran to its end
     OPTIMAL = 1  # optimality is proven

@@ -102,7 +102,7 @@ def _free_fan(copy_s, gradient_s, rates):
 
 @inner_kernel
 def free_fans(rates):
-    """Most replicas of one rank's experts, or on one rank, whose copies overlap entirely: on peer and on RDMA links."""
+    """Largest numbers of replicas of one rank's experts, or on one rank, whose copies overlap fully: on peer and RDMA links."""
     return (
         _free_fan(rates.copy_peer_s, rates.gradient_peer_s, rates),
         _free_fan(rates.copy_rdma_s, rates.gradient_rdma_s, rates),

@@ -171,7 +171,7 @@ def pull_unpublished(group: Group, backend: TransferBackend, device: str, timeou
 
 
 def close_in_flight(group: Group, backend: TransferBackend, device: str, timeout_s: float) -> list[str]:
-    """Close before open, twice, and while copies are in flight for which no rank waits; then the backend can be opened again."""
+    """Closes before opening, twice, and while copies are in flight for which no rank waits; then the backend must open again."""
     backend.close()
     wrong = []
     for _ in range(2):

@@ -77,7 +77,7 @@ class Served:
     weighted_X: torch.Tensor | None = None
 
     def counts(self) -> list[int]:
-        """Number of all pairs with a weight; the host waits for the device."""
+        """Pairs with a weight, by slot; the host waits for the device."""
         if self.weighted_X is None or self.extra_S is None:
             return self.num_S
         extra = [int(part.sum()) for part in self.weighted_X.cpu().split(self.extra_S)]

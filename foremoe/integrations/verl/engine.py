@@ -49,7 +49,7 @@ def engine_class(module: ModuleType) -> type:
                 self.attach_foremoe(settings)
 
         def attach_foremoe(self, settings: Settings) -> None:
-            """Puts slots around the model's MoE layers; collective. `initialize` calls it where the config says so."""
+            """Adds slots to the model's MoE layers; collective. `initialize` calls it if the config says so."""
             from foremoe.integrations.verl.session import Session
 
             self._foremoe = Session(self, settings)

@@ -72,7 +72,10 @@ def count_ranges(topk_TLK: Array, layer_L: Array, range_X4: Array, load_MLGE: Ar
 
 
 def narrow_into(out_TLK: Array, known_T: Array, topk_TLK: Array, layer_L: Array, num_experts: int, tally: Array) -> None:
-    """Copies the chosen layers of known tokens (all layers known, no expert twice) into zeros; unsets `known_T` of others."""
+    """Copies the chosen layers of known tokens into zeros, and sets `known_T` of other tokens to False.
+
+    A token is known if all its layers are known and none lists an expert twice.
+    """
     limit, missing = _limits(topk_TLK.dtype, num_experts)
     for first, ids_TLK in blocks(topk_TLK):
         end = first + len(ids_TLK)
