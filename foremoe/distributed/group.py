@@ -156,7 +156,10 @@ class TorchGroup(Group):
 
     @contextlib.contextmanager
     def watched(self, process_group: dist.ProcessGroup | None = None) -> Iterator[None]:
-        """Inside, this rank may wait in collectives of a process group, by default its own; see ``Watcher``. Not collective."""
+        """Marks a block in which this rank may wait in collectives of a process group (default: its own); see ``Watcher``.
+
+        Not collective.
+        """
         self._watcher = self._watcher or Watcher(self._roll)
         with self._watcher.inside(process_group or self.process_group):
             yield

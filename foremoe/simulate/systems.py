@@ -38,7 +38,7 @@ class System:
     """A planner to compare, and when it knows loads.
 
     Attributes:
-        planner: With its home level; its pack level is ignored, because groups are packed already.
+        planner: Planner with its home level; its pack level is ignored, because groups are packed already.
         known: This, `plan_s` and `prefetch` are options of `simulate`.
         changes: Fields of the problem that this system changes (``replicas``, ``redundant``, ``slot_depth``).
         even: Whether routing is forced to be even; the planner is then not used.

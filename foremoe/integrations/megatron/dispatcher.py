@@ -126,7 +126,7 @@ class FlexSlotDispatcher(OverSlots, MoEFlexTokenDispatcher):  # type: ignore[mis
     """Like `SlotDispatcher`, over DeepEP or HybridEP.
 
     These exchange counts inside their kernels, without room for a flag. So a row with replicas needs an all-reduce of one number
-    before anything is dispatched, and a watched row one of a number per rank.
+    before anything is dispatched, and a watched row needs one of a number per rank.
 
     Attributes:
         slots_of: For a known row, set before `dispatch_preprocess`: maps probabilities and routing to slots and weights [T, K].

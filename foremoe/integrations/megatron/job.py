@@ -64,7 +64,10 @@ class Job:
             yield
 
     def watched(self) -> contextlib.AbstractContextManager[None]:
-        """Inside, this rank may wait in collectives of Megatron; see `foremoe.distributed.watch.Watcher`. Not collective."""
+        """Marks a block in which this rank may wait in Megatron's collectives; see `foremoe.distributed.watch.Watcher`.
+
+        Not collective.
+        """
         # What ends a stage is reported to all ranks of the job, so one watcher hears of it.
         return self.group.watched(self._ep_group.process_group)
 

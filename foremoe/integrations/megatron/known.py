@@ -66,7 +66,7 @@ class KnownRouting:
 
         Raises:
             InputError: The layer has another number of tokens.
-            TransferError: `complete` is false, and the other ranks do not ask for it.
+            TransferError: `complete` is false: a replica is missing, and a known row cannot run at home.
         """
         shape = torch.Size((len(routing_TE), self._num_topk))
         try:
