@@ -43,7 +43,7 @@ class Violations:
 
 
 def slot_violations(expert_NGS: Array, shape: tuple[int, ...], num_experts: int, num_layers: int) -> list[PlanError]:
-    """Returns slots that would make compiled code read out of range, since it looks them up without a check."""
+    """Returns the violations that would make compiled code read out of range, since it looks up slots without a check."""
     found = Violations(num_layers)
     if not isinstance(expert_NGS, np.ndarray):
         found.add("slots", f"expert_NGS must be an array of integers; got {type(expert_NGS).__name__}.")
