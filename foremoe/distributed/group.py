@@ -35,7 +35,7 @@ class Group(abc.ABC):
     """The ranks of one EP group.
 
     Every method except `report` is collective: all ranks call it, in the same order. None of them hangs: if a rank does not
-    answer within `timeout_s`, or has reported a failure, the call raises a `TransferError` that names it on the others.
+    answer within `timeout_s`, or has reported a failure, the call raises, on the others, a `TransferError` that names it.
 
     Attributes:
         rank: This rank, from 0.
@@ -156,10 +156,7 @@ class TorchGroup(Group):
 
     @contextlib.contextmanager
     def watched(self, process_group: dist.ProcessGroup | None = None) -> Iterator[None]:
-        """Marks a block in which this rank may wait in collectives of a process group (default: its own); see ``Watcher``.
-
-        Not collective.
-        """
+        """Block that may wait in collectives of a process group, by default its own; see ``Watcher``. Not collective."""
         self._watcher = self._watcher or Watcher(self._roll)
         with self._watcher.inside(process_group or self.process_group):
             yield

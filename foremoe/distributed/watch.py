@@ -43,7 +43,7 @@ class Watcher:
 
     @contextlib.contextmanager
     def inside(self, process_group: dist.ProcessGroup) -> Iterator[None]:
-        """Marks a block in which this rank may wait in collectives of a process group, or of any other except that of all ranks.
+        """Block in which this rank may wait in collectives of a process group, or of any other except that of all ranks.
 
         An exception of torch after another rank's report becomes a `TransferError` that names the rank and its reason.
         """

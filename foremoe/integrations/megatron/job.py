@@ -64,10 +64,7 @@ class Job:
             yield
 
     def watched(self) -> contextlib.AbstractContextManager[None]:
-        """Marks a block in which this rank may wait in Megatron's collectives; see `foremoe.distributed.watch.Watcher`.
-
-        Not collective.
-        """
+        """Block that may wait in Megatron's collectives; see `foremoe.distributed.watch.Watcher`. Not collective."""
         # What ends a stage is reported to all ranks of the job, so one watcher hears of it.
         return self.group.watched(self._ep_group.process_group)
 
