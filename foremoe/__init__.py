@@ -1,7 +1,7 @@
 """foremoe: balances Mixture-of-Experts training with routing that rollout has already recorded.
 
 Data flows one way: `RoutingTrace` -> `Workload` -> `Problem` -> `Planner` -> `Plan`. Names are loaded on first use, so that
-importing the package costs next to nothing.
+importing the package is fast.
 """
 
 from typing import TYPE_CHECKING

@@ -1,7 +1,7 @@
-"""The interfaces of the planner's levels: one verb per level. Passing an instance is the normal way to use one.
+"""The interfaces of the planner's levels. Pass instances to `Planner`.
 
 A solver is frozen configuration (a frozen dataclass whose repr is its name in tables and files) and a pure function over all
-rows at once. `level` tells `Planner.using` and entry points where an instance belongs.
+rows at once. `level` names an instance's level for `Planner.using` and entry points.
 """
 
 import abc
@@ -19,7 +19,7 @@ __all__ = ["HomeSolver", "PackSolver", "PathSolver", "RankSolver", "SplitSolver"
 
 
 class HomeSolver(abc.ABC):
-    """Level home: a permutation of experts over home slots, one per layer, held for a whole step."""
+    """The level home: assigns experts to home slots by one permutation per layer, for a whole step."""
 
     level: ClassVar[str] = "home"
 
@@ -29,12 +29,13 @@ class HomeSolver(abc.ABC):
 
 
 class RankSolver(abc.ABC):
-    """Levels node and rank: replicas (and usually quotas) for every row.
+    """The levels node and rank: choose replicas, and usually quotas, for every row.
 
-    Laws: a pure function of (configuration, problem, start). Called with R >= 1 and G >= 2 only; rows may have zero load.
-    `start` is a valid placement for this load (static, the previous level, or a warm start) and may be ignored; built-in solvers
-    refuse one that is not with an InputError. The result is canonical (see `Placement`), and serves every pair exactly once where
-    its expert is.
+    `solve` must be a pure function of the configuration, the problem and `start`. It is called with R >= 1 and G >= 2 only; rows
+    may have zero load. `start` is a valid placement of this load (static, the previous level, or a warm start) and may be
+    ignored;
+    built-in solvers refuse an invalid one with an InputError. The result is canonical (see `Placement`), and every pair is served
+    exactly once by a slot that holds its expert.
     """
 
     level: ClassVar[str] = "rank"
@@ -49,21 +50,21 @@ class RankSolver(abc.ABC):
         """Returns the placement of all N rows."""
 
     def refusal(self, problem: Problem) -> str | None:
-        """Says in a sentence why the solver does not plan a problem of this size; None where it does.
+        """Returns one sentence that says why the solver cannot plan a problem of this size; None if it can.
 
-        `solve` raises it as an InputError; `compare` and `simulate_systems` leave the solver's line out and show it.
+        `solve` raises it as an InputError; `compare` and `simulate_systems` skip the solver and show the sentence.
         """
         return None
 
 
 class SplitSolver(abc.ABC):
-    """Level split: quotas for replicas that are already placed."""
+    """The level split: divides load over replicas that are already placed."""
 
     level: ClassVar[str] = "split"
 
     @abc.abstractmethod
     def solve(self, problem: Problem, expert_NGS: Array) -> Array:
-        """Returns ``quota_NGS`` int32; per expert the quotas of its slots sum to its load.
+        """Returns ``quota_NGS``, int32; an expert's quotas sum to its load.
 
         Raises:
             InputError: An expert that has load has no slot.
@@ -72,13 +73,13 @@ class SplitSolver(abc.ABC):
 
 
 class PathSolver(abc.ABC):
-    """Level path: over which link each copy travels, and from which rank."""
+    """The level path: chooses the link and the source rank of each copy."""
 
     level: ClassVar[str] = "path"
 
     @abc.abstractmethod
     def solve(self, problem: Problem, transfers: TransferList) -> TransferList:
-        """Returns the same copies with `link_C` (and `src_C`: -1 from the host, or a rank that holds the expert) chosen.
+        """Returns the same copies with `link_C` chosen, and `src_C`: a rank that holds the expert, or -1 for the host.
 
-        Pure and deterministic: in planning by all ranks together, each rank chooses for itself, and all choices must be equal.
+        Must be pure and deterministic: when all ranks plan together, each one chooses for itself, and the choices must agree.
         """

@@ -1,4 +1,4 @@
-"""Compiles ahead of time what a first plan would wait for."""
+"""Compiles kernels in advance, so that the first plan does not wait."""
 
 import itertools
 import time
@@ -29,15 +29,15 @@ _DTYPES = {16: (np.uint8, np.int16, np.int32, np.int64), 512: (np.int16, np.int3
 
 
 def warm_up(progress: Callable[[str], None] | None = None) -> float:
-    """Compiles what reading, packing, the default planner and the simulator run, on tiny inputs; numba keeps it on disk.
+    """Compiles the readers, packing, the default planner and the simulator on tiny inputs; numba caches them on disk.
 
-    Covers both objectives, replicas in nodes and anywhere, known and unknown source ranks.
+    Covers both objectives, replicas inside nodes and anywhere, known and unknown source ranks.
 
     Args:
         progress: Called with the name of each function that has been compiled.
 
     Returns:
-        Seconds; a few where nothing is left to compile.
+        Seconds spent; a few if everything was compiled already.
     """
     begin_s = time.perf_counter()
     with watch_compilation(progress):

@@ -1,4 +1,4 @@
-"""`advise`: what to change next, each change by the simulated stage with it."""
+"""`advise`: recommends the next change, judged by simulated stages."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
@@ -34,12 +34,12 @@ class Case(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One change and what the simulated stage gains by it.
+    """One change, and what the simulated stage gains from it.
 
     Attributes:
         name: What to do, such as ``"R = 2"``.
-        speedup: Throughput with the change over that without it; both planned by `Planner`.
-        cost: What it costs or needs, in words.
+        speedup: Throughput with the change over throughput without it, both planned by `Planner`.
+        cost: Cost or requirement of the change, in words.
         case: The case with the change.
         fits: Whether it fits into a rank's memory.
     """
@@ -56,11 +56,11 @@ class Advice:
     """The result of `advise`.
 
     Attributes:
-        speedup: The case as posed, planned, over experts at home without redundant slots.
-        even_gain: What even routing would still add to the throughput.
-        fit: Memory of the fullest rank, experts at home and buffers included.
+        speedup: Speed-up of the planned case over experts at home without redundant slots.
+        even_gain: Throughput that even routing would still add.
+        fit: Memory of the fullest rank, with experts at home and buffers.
         fits_bare: Whether the case fits without redundant slots; if not, they are not what has to change.
-        changes: Every change that was tried: those of slots first, then by gain.
+        changes: All changes that were tried: those of slots first, then by gain.
         slots: The result of `choose_slots`.
     """
 
@@ -73,9 +73,9 @@ class Advice:
 
     @property
     def best(self) -> Change | None:
-        """The next change, or None if nothing gains 1 %: what makes the case fit, then slots, then what gains most.
+        """The next change: one that makes the case fit, else slots, else the largest gain; None if nothing gains 1 %.
 
-        Slots come before the rest because they work in every trainer; the number is that of `choose_slots`.
+        Slots come before the rest because they work in every trainer; `choose_slots` gives the number.
         """
         if not self.fit.fits:
             fitting = [change for change in self.changes if change.name == RECOMPUTE and change.fits]
@@ -115,19 +115,20 @@ def advise(
     redealt: Mapping[str, Case] | None = None, speedup: float | None = None, num_threads: int | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> Advice:  # fmt: skip
-    """Tries changes of the case one at a time. Each is planned by the default planner and simulated on a sample of its stage.
+    """Tries changes of the case one at a time and says which to make next.
 
-    Tried are: other numbers of redundant slots, homes of experts by `Anneal` and by `Lpt` with every move of weights and
-    optimizer state charged once per stage, the other dispatch, activation recomputation on or off, and `redealt`.
+    The changes are other numbers of redundant slots, homes from `Anneal` and `Lpt` (moving weights and optimizer state counts once
+    per stage), the other dispatch, activation recomputation on or off, and `redealt`. Each is planned by the default planner and
+    simulated on a sample of its stage.
 
     Args:
-        problem: The case as it is.
-        trainer: What lies around the stage.
-        slots: What `choose_slots` has found for this problem and trainer. Default: it is asked.
-        redealt: More cases by name, on the same routing: other micro-steps or EP degrees. They are compared by tokens per second
+        problem: The present case.
+        trainer: Optimizer, EP groups and time outside the stage.
+        slots: Result of `choose_slots` for this problem and trainer. Default: calls it.
+        redealt: Further cases by name, on the same routing, with other micro-steps or EP degrees; compared by tokens per second
             and rank.
-        speedup: That of the whole simulated stage as planned, where it is known. Default: that of the sample.
-        progress: Called with (change, changes done, changes in all).
+        speedup: Speed-up of the whole simulated stage with the plan, if it is known. Default: the sample's.
+        progress: Called with (change, changes done, number of changes).
 
     Raises:
         InputError: The problem has no counts by source rank.
@@ -168,7 +169,7 @@ def _of_slots(change: Change) -> bool:
 
 
 def stage_seconds(case: Case, of: Case, *, even: bool = False, num_threads: int | None = None) -> float:
-    """Seconds in which ranks of `case` train as many tokens as a rank of `of` has, with moves of homes that differ."""
+    """Seconds in which `case` trains as many tokens per rank as `of` has, including moves to other homes."""
     problem = case.problem
     part = sample(problem)
     run = force_balanced(part) if even else simulate(part, Planner().plan(part, num_threads=num_threads)[0])

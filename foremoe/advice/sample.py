@@ -1,4 +1,4 @@
-"""A part of a stage that is simulated in place of the whole, where many cases are tried."""
+"""Samples a stage, so that many cases can be simulated quickly."""
 
 import dataclasses
 from typing import NamedTuple
@@ -18,10 +18,7 @@ MICRO_STEPS, LAYERS = 6, 12
 
 
 def sample(problem: Problem, micro_steps: int = MICRO_STEPS, layers: int = LAYERS) -> Problem:
-    """At most so many micro-steps and layers, of every skew, one micro-step after the other; a small problem as it is.
-
-    Single tokens (`Problem.routed`) are left out.
-    """
+    """Returns at most this many micro-steps and layers, of every skew; a small problem unchanged."""
     if micro_steps >= problem.M and layers >= problem.L:
         return problem
     # The seconds of a row follow the busiest rank's load above all: rows are sampled evenly over its range.
@@ -33,20 +30,20 @@ def sample(problem: Problem, micro_steps: int = MICRO_STEPS, layers: int = LAYER
 
 
 class Whole(NamedTuple):
-    """The whole simulated stage as a sample of it tells: seconds that come once, and those of every micro-step."""
+    """A whole stage estimated from a sample: seconds spent once, and seconds per micro-step."""
 
     once_s: float
     each_s: float
 
     def seconds(self, micro_steps: float) -> float:
-        """Of so many micro-steps."""
+        """Seconds of this many micro-steps."""
         return self.once_s + micro_steps * self.each_s
 
 
 def whole_stage(problem: Problem, part: Problem, run: Simulation, trainer: Trainer) -> Whole:
-    """The whole stage of a problem, from the timeline of `part`, a `sample` of it.
+    """Estimates the whole stage of a problem from the timeline of `part`, a `sample` of it.
 
-    The first micro-step waits for copies that nothing hides, and the last one's gradients are waited for at the end: once each.
+    Exposed copies of the first micro-step and exposed gradients of the last count once.
     """
     begin_s, end_s = (float(run.end_U[run.micro_step_U == m].max()) for m in (0, part.M - 1))
     steady_s = (end_s - begin_s) / (part.M - 1) if part.M > 1 else end_s

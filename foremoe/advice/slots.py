@@ -1,4 +1,4 @@
-"""`choose_slots`: how many redundant slots pay, by simulated stages of a sample of rows."""
+"""`choose_slots`: finds how many redundant slots pay off, from simulated stages of sampled rows."""
 
 import dataclasses
 from collections.abc import Callable
@@ -23,8 +23,8 @@ class SlotOption:
     Attributes:
         redundant: R.
         stage_s: Seconds of the whole simulated stage, estimated from the sample.
-        speedup: Speed-up of that stage over the one without redundant slots.
-        buffer_bytes: Buffers on every rank: weights and, in update, float32 gradients.
+        speedup: Speed-up over the stage without redundant slots.
+        buffer_bytes: Memory of the buffers on every rank: weights and, in update, float32 gradients.
         fits: Whether the buffers fit into a rank's memory.
     """
 
@@ -41,7 +41,7 @@ class SlotChoice:
 
     Attributes:
         problem: The problem with the chosen number of slots.
-        options: Every number that was tried, ascending.
+        options: All numbers that were tried, ascending.
     """
 
     problem: Problem
@@ -65,16 +65,16 @@ def choose_slots(
     problem: Problem, *, trainer: Trainer | None = None, num_threads: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> SlotChoice:  # fmt: skip
-    """Chooses the number of redundant slots per rank: 0, 1, 2, 4 and on, as long as each slot shortens the stage by 1 %.
+    """Chooses the number of redundant slots per rank, from 0, 1, 2, 4 and so on.
 
-    Plans and simulates a sample of 6 micro-steps and 12 layers with every number, homes as they are. A larger number is taken
+    Plans and simulates a sample of 6 micro-steps and 12 layers with each number, without moving homes. A larger number is chosen
     if each further slot shortens the simulated stage by `LEAST_GAIN` and the buffers fit into a rank's memory. The search ends
-    at the first number that is not taken, or at E/G slots.
+    at the first number that is not chosen, or at E/G slots.
 
     Args:
-        problem: Its own number of slots has no part.
+        problem: Its own number of slots is ignored.
         trainer: As for `rank_memory`.
-        progress: Called with (numbers done, numbers in all).
+        progress: Called with (numbers tried, numbers to try).
 
     Raises:
         InputError: The problem has no counts by source rank, which the simulator needs.
@@ -114,5 +114,5 @@ def choose_slots(
 
 
 def over(base_s: float, seconds: float) -> float:
-    """The speed-up; none where there is nothing to do."""
+    """Returns the speed-up; 1 if there is nothing to do."""
     return base_s / seconds if seconds > 0.0 else 1.0

@@ -1,1 +1,1 @@
-"""The ground floor: arrays, fields, errors, threads, compiled functions, tensor files."""
+"""Common basis: arrays, fields, errors, threads, compiled functions, tensor files."""

@@ -1,4 +1,4 @@
-"""Read-only arrays inside frozen value types: one way to declare, check, cut, join and compare them."""
+"""Read-only arrays in frozen value types: declares, checks, cuts, joins and compares them."""
 
 import dataclasses
 import functools
@@ -14,7 +14,7 @@ Array = npt.NDArray[Any]
 
 
 def as_array(value: npt.ArrayLike, name: str) -> Array:
-    """`value` as an array of any dtype; without a copy where it is one.
+    """Returns `value` as an array of any dtype; does not copy an array.
 
     Raises:
         InputError: It is ragged, or a tensor that numpy cannot read: of bfloat16 or FP8, on a GPU, or with a gradient.
@@ -29,10 +29,10 @@ def as_array(value: npt.ArrayLike, name: str) -> Array:
 
 
 def frozen_array(value: npt.ArrayLike, dtype: npt.DTypeLike, name: str, shape: Sequence[int | None] | None = None) -> Array:
-    """Returns `value` as a C-contiguous, read-only array of `dtype`; without a copy where it already is one.
+    """Returns `value` as a C-contiguous, read-only array of `dtype`; does not copy one that already is.
 
-    The caller gives the array away: a writable array that it keeps must not be changed afterwards. NaN is refused; integers must
-    fit `dtype` exactly. An axis whose length in `shape` is None may have any.
+    The caller must not change the array afterwards, even if it keeps a writable one. NaN is refused; integers must fit `dtype`
+    exactly. An axis whose length in `shape` is None may have any length.
     """
     want = np.dtype(dtype)
     array = as_array(value, name)
@@ -55,9 +55,9 @@ def frozen_array(value: npt.ArrayLike, dtype: npt.DTypeLike, name: str, shape: S
 
 
 def sealed(array: Array) -> Array:
-    """A read-only view of a C-contiguous array that cannot be made writable; the array itself where it already is one.
+    """Returns a view of a C-contiguous array that cannot be made writable; the array itself if it already is one.
 
-    numpy sets the flag of a view again if what lies below may be written, which it never may through a read-only memoryview.
+    numpy lets a view become writable if its base may be written, which is impossible through a read-only memoryview.
     """
     if isinstance(array.base, memoryview) and array.base.readonly:
         return array
@@ -65,13 +65,13 @@ def sealed(array: Array) -> Array:
 
 
 def require_non_negative(array: Array, name: str) -> None:
-    """Raises InputError when `array` holds a value below zero."""
+    """Raises InputError if `array` has a value below zero."""
     if array.size and array.min() < 0:
         raise InputError(f"{name} holds {int((array < 0).sum())} negative values (smallest {array.min()}); counts are >= 0.")
 
 
 class ArrayField(NamedTuple):
-    """Contents of an array field of an `ArrayValue`; `axes` are the letters behind its name's last underscore."""
+    """Properties of an array field of an `ArrayValue`; `axes` are the letters after the last underscore of its name."""
 
     dtype: Any
     axes: str
@@ -80,13 +80,13 @@ class ArrayField(NamedTuple):
 
 
 def array(dtype: npt.DTypeLike, *, optional: bool = False, negative: bool = True) -> Any:
-    """Declares an array field of an `ArrayValue`: its dtype, whether it may be None (then the default) or negative."""
+    """Declares an array field of an `ArrayValue`: its dtype, and whether it may be None (then the default) or negative."""
     metadata = {"array": (np.dtype(dtype), negative)}
     return dataclasses.field(default=None, metadata=metadata) if optional else dataclasses.field(metadata=metadata)
 
 
 class Length:
-    """The length of the axis of an array field that has the attribute's name as its letter: ``M = Length("load_MLE")``."""
+    """The length of an axis, named by the attribute's letter, of an array field: ``M = Length("load_MLE")``."""
 
     def __init__(self, field: str) -> None:
         self.field = field
@@ -99,7 +99,7 @@ class Length:
 
 
 class ArrayValue:
-    """Mix-in for frozen dataclasses: freezes, checks, cuts and joins the fields that `array` declares, by their axes' letters."""
+    """Mix-in for frozen dataclasses: freezes, checks, cuts and joins the fields declared by `array`, by their axes' letters."""
 
     __slots__ = ()
 
@@ -109,7 +109,7 @@ class ArrayValue:
     @classmethod
     @functools.cache
     def array_fields(cls) -> Mapping[str, ArrayField]:
-        """The fields declared by `array`, in order."""
+        """Returns the fields declared by `array`, in order."""
         declared = ((f, f.metadata["array"]) for f in dataclasses.fields(cls) if "array" in f.metadata)  # type: ignore[arg-type]
         return {f.name: ArrayField(dtype, _axes(f.name), f.default is None, negative) for f, (dtype, negative) in declared}
 
@@ -120,7 +120,7 @@ class ArrayValue:
         return sum(array.nbytes for array in arrays if array is not None)
 
     def freeze(self, *names: str, **lengths: int) -> None:
-        """Checks the declared arrays (or `names` alone), makes them read-only; an axis letter has one length (maybe given)."""
+        """Checks the declared arrays (or only `names`) and freezes them; each axis letter has one length (maybe given)."""
         for name, (dtype, axes, optional, negative) in self.array_fields().items():
             if (names and name not in names) or (optional and getattr(self, name) is None):
                 continue
@@ -140,11 +140,11 @@ class ArrayValue:
         return _restored, (type(self), {field.name: getattr(self, field.name) for field in dataclasses.fields(self)})  # type: ignore[arg-type]
 
     def cut(self, **positions: Any) -> Self:
-        """The value with every declared array cut; see `cut_arrays`."""
+        """Returns the value with every declared array cut; see `cut_arrays`."""
         return dataclasses.replace(self, **self.cut_arrays(**positions))  # type: ignore[type-var]
 
     def cut_arrays(self, **positions: Any) -> dict[str, Any]:
-        """The declared arrays with one of these axes, cut to slices, masks or indices by axis letter: ``M=slice(0, 2)``."""
+        """Returns the arrays with one of these axes, cut to slices, masks or indices by axis letter: ``M=slice(0, 2)``."""
         cut = {}
         for name, field in self.array_fields().items():
             value = getattr(self, name)
@@ -155,7 +155,7 @@ class ArrayValue:
 
     @classmethod
     def join_arrays(cls, values: Sequence[Self], axis: str) -> dict[str, Any]:
-        """The declared arrays with this axis, one value's after the other; None where one value has none."""
+        """Concatenates the values' arrays that have this axis; None for an array that some value lacks."""
         joined: dict[str, Any] = {}
         for name, field in cls.array_fields().items():
             if axis in field.axes:
@@ -165,7 +165,7 @@ class ArrayValue:
         return joined
 
     def same_as(self, other: object) -> bool:
-        """True if `other` is of the same type and every field is equal (arrays: dtype, shape and bytes)."""
+        """True if `other` has the same type and all fields are equal (arrays: dtype, shape and bytes)."""
         if type(self) is not type(other):
             return False
         fields = dataclasses.fields(self)  # type: ignore[arg-type]

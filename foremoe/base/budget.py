@@ -1,4 +1,4 @@
-"""Byte budget: arrays made from a file or an answer are limited by its size, not by the sizes that its header claims."""
+"""Byte budget: limits arrays made from a file or an answer by its actual size, not by the sizes in its header."""
 
 import os
 
@@ -9,13 +9,13 @@ FREE_BYTES, FACTOR = 64 * 2**20, 4
 
 
 def require_budget(num_bytes: int, what: str, cure: str, source_bytes: int | None = None) -> None:
-    """Raises InputError where arrays would be too large; called with products of sizes, before memory is asked for.
+    """Raises InputError if arrays would be too large; call it with products of sizes, before memory is allocated.
 
     Args:
-        num_bytes: What the arrays would take.
+        num_bytes: Bytes of the arrays.
         what: The arrays, for the message: ``"counts of 4 micro-steps"``.
         cure: What the caller can do.
-        source_bytes: Bytes of what the sizes come from; None where the caller alone chose them: then the machine is the limit.
+        source_bytes: Bytes of the source of the sizes; None if the caller chose them: then only the machine limits them.
     """
     # A kernel may promise memory that it does not have and end the process later.
     have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 2**63

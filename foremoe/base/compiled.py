@@ -1,4 +1,4 @@
-"""`kernel`: numba's ``njit`` for the whole package; its disk cache notices edits in other files and needs no home folder."""
+"""`kernel`: numba's ``njit`` for the package, with a disk cache that notices edits in other files and needs no home folder."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ _DIGEST_BYTES = 32
 
 
 def inner_kernel(function: Callable[..., Any]) -> Any:
-    """`kernel` for functions that make no arrays and that kernels call; called from Python, they are plain Python.
+    """`kernel` for functions that make no arrays and that kernels call; Python runs them uncompiled.
 
-    Asking for memory is refused when they are compiled; so is ``a[:] = b``. Numba counts no references in them, which, where
-    arrays come in tuples, costs more than the work of a small function. What Python would call takes a tenth of compiling.
+    Allocation is a compile error, and so is ``a[:] = b``. Numba counts no references in them; with arrays in tuples, counting
+    costs more than the work of a small function. An entry for Python would take a tenth of the compile time.
     """
     dispatcher: Any = kernel(function, _nrt=False, forceinline=True, no_cpython_wrapper=True)
     jitted = is_jitted(dispatcher)
@@ -50,15 +50,15 @@ def inner_kernel(function: Callable[..., Any]) -> Any:
 
 
 def inlined_kernel(function: Callable[..., Any]) -> Any:
-    """`kernel` for functions that one kernel calls in one place: compiled as a part of it, not once more by themselves."""
+    """`kernel` for functions that one kernel calls in one place: compiled as a part of it, not separately."""
     return kernel(function, inline="always")
 
 
 def kernel(function: Callable[..., Any], **options: Any) -> Any:
-    """``njit(nogil=True, cache=True)`` whose disk cache is renewed when any file changes that the machine code came from.
+    """``njit(nogil=True, cache=True)`` whose disk cache is renewed if any source file of the machine code changes.
 
-    Numba compares only the file that holds a function, and would go on running the callees it was compiled with. Where neither
-    the installation nor the home folder can be written, the cache is in the temporary folder, or there is none.
+    Numba compares only the file of a function, and would keep running outdated callees. If neither the installation nor the home
+    folder can be written, the cache is in the temporary folder, or there is none.
     """
     options |= {"nogil": True, "no_cfunc_wrapper": True}  # nothing calls kernels from C
     dispatcher: Any = njit(**options)(function)
@@ -103,14 +103,14 @@ event.register("numba:compile", _CLOCK)
 
 
 def compile_seconds() -> tuple[float, float]:
-    """Seconds that this process has spent compiling, up to now: wall time; and CPU time of this thread, of what is done."""
+    """Seconds that this process has spent compiling: wall time so far; and CPU time of this thread, of finished compilations."""
     under_way = sum(time.perf_counter() - wall_s for wall_s, _ in _CLOCK.begun[:1])
     return _CLOCK.wall_s + under_way, _CLOCK.cpu_s.get(threading.get_ident(), 0.0)
 
 
 @contextlib.contextmanager
 def watch_compilation(compiled: Callable[[str], None] | None) -> Iterator[None]:
-    """Calls `compiled` with the name of every function that is compiled inside the block; loading it from disk does not count."""
+    """Calls `compiled` with the name of every function that is compiled inside the block; loading from disk does not count."""
     if compiled is None:
         yield
         return

@@ -1,4 +1,4 @@
-"""The errors a user of foremoe can meet: bad input, a plan that breaks a law, and a transfer that failed."""
+"""Errors that users of foremoe can meet: bad input, a plan that violates a law, and a failed transfer."""
 
 import contextlib
 import difflib
@@ -8,12 +8,12 @@ from collections.abc import Iterable, Iterator, Mapping
 
 
 def printable(text: str) -> str:
-    """`text` as one line: control, escape and other characters that do not print are replaced by their escapes."""
+    """Returns `text` as one line; control, escape and other non-printing characters are escaped."""
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """``did you mean 'quota'? `` where one of `names` is close, else nothing."""
+    """Returns ``did you mean 'quota'? `` if one of `names` is close, else nothing."""
     close = difflib.get_close_matches(name.strip().lower(), list(names), n=1)
     return f"did you mean {close[0]!r}? " if close else ""
 
@@ -28,18 +28,18 @@ def _sentence(message: str) -> str:
 
 
 class Error(Exception):
-    """Base of every error that foremoe raises on purpose: `InputError`, `PlanError`, `TransferError` and `StaleWeights`."""
+    """Base of all errors that foremoe raises on purpose: `InputError`, `PlanError`, `TransferError` and `StaleWeights`."""
 
 
 class InputError(Error, ValueError):
-    """Bad input from the caller: one sentence with the numbers and the cure."""
+    """Bad input from the caller; the message is one sentence with the numbers and a remedy."""
 
     def __init__(self, message: str = "") -> None:
         super().__init__(_sentence(message))
 
 
 class PlanError(Error, ValueError):
-    """A plan breaks a law; see docs/plan-format.md.
+    """A plan violates a law; see docs/plan-format.md.
 
     Args:
         law: ``tokens``, ``homes``, ``slots``, ``canonical``, ``quota``, ``residency``, ``buffers``, ``header``, ...
@@ -55,11 +55,11 @@ class PlanError(Error, ValueError):
 
 
 class TransferError(Error, RuntimeError):
-    """Weights, gradients or tokens did not arrive: the step cannot go on, and its result must not be used.
+    """Weights, gradients or tokens did not arrive: the step cannot continue, and its result must not be used.
 
     Args:
-        message: One sentence with the numbers and the cure.
-        ranks: Ranks of the EP group at fault, as far as they are known.
+        message: One sentence with the numbers and a remedy.
+        ranks: Ranks of the EP group at fault, if known.
     """
 
     def __init__(self, message: str, ranks: tuple[int, ...] = ()) -> None:
@@ -68,22 +68,22 @@ class TransferError(Error, RuntimeError):
 
 
 class StaleWeights(TransferError):
-    """Weights changed between the moment a plan began and a copy of them: an optimizer step inside a plan."""
+    """Weights changed between the begin of a plan and a copy: the optimizer stepped inside the plan."""
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message, or the name of its type."""
+    """Returns the first line of an error's message, or the name of its type."""
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def reason(error: BaseException) -> str:
-    """An error's type and the first line of its message, for a log and for other ranks."""
+    """Returns an error's type and the first line of its message, for a log and for other ranks."""
     return _sentence(f"{type(error).__name__}: {first_line(error)}")
 
 
 @contextlib.contextmanager
 def naming(where: str, names: Mapping[str, str] | None = None) -> Iterator[None]:
-    """Puts `where` before the message of an `InputError` that the block raises, and says `names` of a file for our own."""
+    """Prefixes `where` to the message of an `InputError` in the block, and replaces our field names by `names` of a file."""
     try:
         yield
     except InputError as error:
@@ -95,7 +95,7 @@ def naming(where: str, names: Mapping[str, str] | None = None) -> Iterator[None]
 
 @contextlib.contextmanager
 def file_errors(path: str | os.PathLike[str], verb: str, cure: str) -> Iterator[None]:
-    """Turns what the system says about a file, or its name, inside the block into an `InputError`."""
+    """Turns the system's errors about a file or its name in the block into an `InputError`."""
     try:
         yield
     except InputError:

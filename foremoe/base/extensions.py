@@ -1,4 +1,4 @@
-"""Third-party solvers and backends by entry point, looked up only when a name is not one of ours."""
+"""Finds third-party solvers and backends by entry point, if foremoe has none of that name."""
 
 import functools
 from importlib.metadata import EntryPoint, entry_points
@@ -12,19 +12,19 @@ def _found(group: str) -> dict[str, EntryPoint]:
 
 
 def entry_point_names(group: str) -> list[str]:
-    """Names registered under `group` by installed packages, sorted; nothing is imported."""
+    """Returns the sorted names that installed packages registered under `group`; imports nothing."""
     return list(_found(group))
 
 
 def entry_point_of(group: str, name: str) -> str | None:
-    """The entry point called `name`, or the first one that registers a class or object of that name; nothing is imported."""
+    """Returns the entry point `name`, or the first that registers a class or object of that name; imports nothing."""
     found = _found(group)
     return name if name in found else next((point.name for point in found.values() if point.attr == name), None)
 
 
 @functools.cache
 def load_entry_point(group: str, name: str) -> Any:
-    """The object registered as `name`."""
+    """Returns the object registered as `name`."""
     point = _found(group)[name]
     try:
         return point.load()

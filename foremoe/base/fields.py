@@ -1,4 +1,4 @@
-"""Frozen values of plain fields: the checks of one field, and the way to and from TOML tables."""
+"""Checks fields of frozen values, and converts these values to and from TOML tables."""
 
 import dataclasses
 import difflib
@@ -28,7 +28,7 @@ _MANY_PARTS = re.compile(r"(?:\.[^.\n]*){32}")
 
 
 def whole(value: object, name: str, low: int = 1, high: float = math.inf) -> int:
-    """Returns `value` as an int in [low, high]; 8.0 and True are not whole numbers here."""
+    """Returns `value` as an int in [low, high]; refuses 8.0 and True."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or not low <= value <= high:
         limits = f"of at least {low}" if high == math.inf else f"from {low} to {high}"
         raise InputError(f"{name} must be a whole number {limits}; got {shown(value)}.")
@@ -36,7 +36,7 @@ def whole(value: object, name: str, low: int = 1, high: float = math.inf) -> int
 
 
 def real(value: object, name: str, low: float = 0.0, high: float = math.inf, *, open_low: bool = True) -> float:
-    """Returns `value` as a finite float in (low, high], or [low, high] with `open_low` False."""
+    """Returns `value` as a finite float in (low, high], or in [low, high] with `open_low` False."""
     if isinstance(value, bool | np.bool_) or not isinstance(value, Real):
         raise InputError(f"{name} must be a number; got {shown(value)}.")
     try:
@@ -67,7 +67,7 @@ def text(value: object, name: str) -> str:
 
 
 def check_fields(value: Any, checks: Sequence[tuple[Callable[[Any, str], Any], Sequence[str]]]) -> None:
-    """Keeps what checks return of the fields of a frozen dataclass value; None needs no check where it is the default."""
+    """Replaces fields of a frozen dataclass value by the results of checks; skips None if it is the default."""
     for check, names in checks:
         for name in names:
             given = getattr(value, name)
@@ -76,13 +76,13 @@ def check_fields(value: Any, checks: Sequence[tuple[Callable[[Any, str], Any], S
 
 
 def scalars(value: Any) -> dict[str, Any]:
-    """The fields of a dataclass value that hold one number, flag or text, in order."""
+    """Returns the fields of a dataclass value that hold one number, flag or text, in order."""
     pairs = ((f.name, getattr(value, f.name)) for f in dataclasses.fields(value))
     return {name: item for name, item in pairs if isinstance(item, bool | int | float | str)}
 
 
 def check_keys(table: Mapping[str, Any], known: Collection[str], required: Collection[str], where: str) -> None:
-    """Raises InputError when `table` has a key that is not in `known` or lacks one of `required`."""
+    """Raises InputError if `table` has a key that is not in `known` or lacks one of `required`."""
     unknown = [key for key in table if key not in known]
     if unknown:
         near = difflib.get_close_matches(str(unknown[0]), known, _NEAR_KEYS, 0.0)
@@ -94,7 +94,7 @@ def check_keys(table: Mapping[str, Any], known: Collection[str], required: Colle
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The table in the TOML file at `path`."""
+    """Returns the table in the TOML file at `path`."""
     data = read_file(path, _MAX_TOML_BYTES)
     try:
         text = data.decode("utf-8")
@@ -122,12 +122,12 @@ def _shipped(file: str) -> dict[str, dict[str, Any]]:
 
 
 def preset_names(file: str) -> tuple[str, ...]:
-    """Names of the presets in a shipped file, in the file's order."""
+    """Returns the names of the presets in a shipped file, in the file's order."""
     return tuple(_shipped(file))
 
 
 def preset(file: str, name: str, kind: str) -> dict[str, Any]:
-    """A copy of one preset's table with its name added; case does not matter."""
+    """Returns a copy of one preset's table with its name added; case does not matter."""
     key = name.strip().lower() if isinstance(name, str) else ""
     if key not in _shipped(file):
         raise InputError(f"there is no {kind} preset {shown(name)}; choose one of {', '.join(preset_names(file))}.")
@@ -135,7 +135,7 @@ def preset(file: str, name: str, kind: str) -> dict[str, Any]:
 
 
 def shown(value: object) -> str:
-    """`value` in at most 60 characters of one line, for messages."""
+    """Shortens `value` to one line of at most 60 characters, for messages."""
     if isinstance(value, int) and value.bit_length() > 128:
         return "a number of more than 38 digits"
     line = ascii(value).replace("\n", " ")

@@ -1,4 +1,4 @@
-"""Whole files: only regular ones are read, and what is written replaces the old file at once or not at all."""
+"""Reads and writes whole files: reads only regular ones, and replaces a file at once or not at all."""
 
 import contextlib
 import os
@@ -11,7 +11,7 @@ from foremoe.base.errors import InputError, did_you_mean, file_errors
 
 
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
-    """Opens a regular file that is not empty, for reading; a fifo, device or directory is refused without waiting for it."""
+    """Opens a regular, non-empty file for reading; refuses a fifo, device or directory without waiting for it."""
     name = os.fspath(path)
     with file_errors(path, "read", "check the path"):
         try:
@@ -37,12 +37,12 @@ def _near(name: str | bytes) -> str:
 
 
 def file_bytes(file: BinaryIO) -> int:
-    """Size of an open file."""
+    """Returns the size of an open file."""
     return os.fstat(file.fileno()).st_size
 
 
 def read_file(path: str | os.PathLike[str], limit: int) -> bytes:
-    """The bytes of a regular file of at most `limit` bytes."""
+    """Returns the bytes of a regular file of at most `limit` bytes."""
     with open_regular(path) as file, file_errors(path, "read", "check the path"):
         if file_bytes(file) > limit:
             raise InputError(f"{os.fspath(path)!r} has {file_bytes(file)} bytes; files of this kind have at most {limit}.")
@@ -50,13 +50,13 @@ def read_file(path: str | os.PathLike[str], limit: int) -> bytes:
 
 
 def write_file(path: str | os.PathLike[str], payload: bytes | str) -> None:
-    """Writes a whole file, text as UTF-8, or leaves what was there.
+    """Writes a whole file, text as UTF-8, or keeps the old one.
 
     The bytes go to a file of a random name in the same folder, to the disk, and then by one rename to `path`: readers see the old
-    file or the new one, and of several writers the last one stands. A device or pipe is written to as it is.
+    file or the new one, and of several writers the last one wins. A device or pipe is written directly.
 
     Raises:
-        InputError: The place cannot be written, or the disk is full.
+        InputError: The file cannot be written, or the disk is full.
     """
     data = payload.encode() if isinstance(payload, str) else payload
     with file_errors(path, "write", "give another path"):

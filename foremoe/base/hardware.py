@@ -1,4 +1,4 @@
-"""What ran: the processor and the cores of this process."""
+"""Describes the processor and the cores of this process."""
 
 import os
 import platform
@@ -6,12 +6,12 @@ from typing import Any
 
 
 def hardware() -> dict[str, Any]:
-    """What ran: processor, and the cores that this process may use."""
+    """Names the processor, and the cores that this process may use."""
     return {"processor": _processor(), "cores": cores(), "system": f"{platform.system()} {platform.machine()}"}
 
 
 def cores() -> int:
-    """Cores that this process may use."""
+    """Returns the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -1,4 +1,4 @@
-"""Names of a package that are loaded on first use."""
+"""Loads names of a package on first use."""
 
 import importlib
 import sys
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def lazy(package: str, names: Mapping[str, Iterable[str]]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """The ``__getattr__`` and ``__dir__`` of a package, from the names that its submodules define; these load by name too."""
+    """Returns a package's ``__getattr__`` and ``__dir__`` from the names that its submodules define; submodules load too."""
     home = {name: module for module, its in names.items() for name in its} | {name: "" for name in names if "." not in name}
 
     def load(name: str) -> Any:

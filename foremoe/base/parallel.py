@@ -1,7 +1,7 @@
 """Runs row kernels over blocks of rows on the library's own threads, with progress and cancellation.
 
-Kernels are serial and release the GIL, so plain threads give parallel work without a threading layer of numba's, which does
-not survive fork. Blocks do not change results: rows are independent.
+Kernels are serial and release the GIL, so plain threads work in parallel without numba's threading layer, which does not survive
+fork. Rows are independent, so blocks do not change results.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from foremoe.base.hardware import cores
 
 @dataclass(frozen=True, slots=True)
 class RowRunner:
-    """How `for_rows` runs: threads, a progress callback (rows done since the last call), and a cancel event."""
+    """Options of `for_rows`: threads, a progress callback (rows done since the last call), and a cancel event."""
 
     num_threads: int = 1
     progress: Callable[[int], None] | None = None
@@ -35,7 +35,7 @@ _RUNNER: contextvars.ContextVar[RowRunner | None] = contextvars.ContextVar("fore
 def row_runner(
     num_threads: int | None = None, progress: Callable[[int], None] | None = None, cancel: threading.Event | None = None
 ) -> Iterator[RowRunner]:
-    """Sets how solvers called inside the block run their rows; the planner wraps every level in one."""
+    """Sets how solvers called inside the block run their rows; the planner wraps every level in it."""
     runner = RowRunner(cores() if num_threads is None else whole(num_threads, "num_threads"), progress, cancel)
     token = _RUNNER.set(runner)
     try:
@@ -47,7 +47,7 @@ def row_runner(
 def for_rows(block: Callable[[int, int], object], num_rows: int, rows_per_block: int = 256, *, whole: bool = False) -> Array:
     """Calls ``block(low, high)`` over all rows in blocks; returns bool [N], False for rows that a cancel left out.
 
-    With `whole`, no cancel cuts it short, nor does it count as progress: for figures, which must be complete to mean anything.
+    With `whole`, it cannot be cancelled and does not count as progress; use it for figures, which must be complete.
     """
     runner = _RUNNER.get() or RowRunner()
     if whole:

@@ -1,4 +1,4 @@
-"""Random numbers of compiled searches: one stream for every kernel, the same on all machines."""
+"""Random numbers of compiled searches: one generator for every kernel, the same on all machines."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ from foremoe.base.compiled import kernel
 
 @kernel
 def next_random(state):
-    """The next uint64 of SplitMix64 (Steele, Lea, Flood 2014); `state`, uint64 [1], moves on."""
+    """Returns the next uint64 of SplitMix64 (Steele, Lea, Flood 2014) and advances `state`, uint64 [1]."""
     state[0] += np.uint64(0x9E3779B97F4A7C15)
     z = state[0]
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -17,5 +17,5 @@ def next_random(state):
 
 @kernel
 def random_below(state, num):
-    """An int64 in [0, num)."""
+    """Returns an int64 in [0, num)."""
     return np.int64(next_random(state) % np.uint64(num))

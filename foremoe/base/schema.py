@@ -1,4 +1,4 @@
-"""JSON that comes from a file: parsed strictly, and compared with a JSON schema."""
+"""Parses JSON from files strictly, and validates it against a JSON schema."""
 
 import json
 import math
@@ -16,7 +16,7 @@ _KINDS: dict[str, Any] = {
 
 
 def parse_json(text: str | bytes, limit: int = MAX_JSON_BYTES) -> Any:
-    """The value of a JSON text of at most `limit` bytes; raises ValueError where there is none, NaN and infinities included."""
+    """Returns the value of a JSON text of at most `limit` bytes; raises ValueError if it is invalid or has NaN or infinities."""
     if len(text) > limit:
         raise ValueError(f"{len(text)} bytes of JSON, more than {limit}")
     try:
@@ -26,7 +26,7 @@ def parse_json(text: str | bytes, limit: int = MAX_JSON_BYTES) -> Any:
 
 
 def faults(value: Any, schema: dict[str, Any], at: str = "header") -> Iterator[str]:
-    """Objections of a JSON schema to `value`, place by place, for the keywords that foremoe's schemas use."""
+    """Returns the violations of a JSON schema by `value`, place by place, for the keywords that foremoe's schemas use."""
     names = schema.get("type", [])
     names = [names] if isinstance(names, str) else names
     fits = [isinstance(value, _KINDS[name]) and (name == "boolean" or not isinstance(value, bool)) for name in names]

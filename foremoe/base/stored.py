@@ -1,4 +1,4 @@
-"""Arrays in files of others, ``.safetensors`` and ``.npz``: no size that a file claims is believed before its bytes are there."""
+"""Reads arrays from foreign ``.safetensors`` and ``.npz`` files; trusts no size in a file before its bytes are read."""
 
 import contextlib
 import math
@@ -42,7 +42,7 @@ class Stored(NamedTuple):
 
 
 def array_of(data: bytes | memoryview, dtype: np.dtype[Any], shape: Sequence[int], *, fortran: bool = False) -> Array:
-    """A view of `data` as an array; raises InputError where these are not exactly its bytes."""
+    """Returns a view of `data` as an array; raises InputError if the sizes do not match."""
     claimed = math.prod(shape) * dtype.itemsize if len(shape) <= _MAX_AXES else -1
     # Axes beside an empty one claim no bytes, but are as long as they say.
     if claimed != len(data) or (not claimed and math.prod(max(n, 1) for n in shape) > _MAX_EMPTY):
@@ -55,9 +55,9 @@ def array_of(data: bytes | memoryview, dtype: np.dtype[Any], shape: Sequence[int
 
 
 def npy_array(blob: memoryview) -> Array:
-    """The array of an ``.npy`` file in memory, without a copy: numbers, or one text.
+    """Reads the array of an ``.npy`` file in memory without a copy: numbers, or one text.
 
-    Not by numpy, which evaluates the header, and raises and warns as its tokenizer pleases.
+    It does not use numpy, which evaluates the header, and raises and warns in unpredictable ways.
     """
     width = {1: 2, 2: 4, 3: 4}.get(blob[6] if len(blob) > 6 and blob[:6] == NPY else 0, 0)
     at = 8 + width + int.from_bytes(blob[8 : 8 + width], "little")
@@ -100,12 +100,12 @@ def open_stored(source: Path, what: str, *, archive: bool = False, max_bytes: in
     """Opens a file of arrays.
 
     Args:
-        what: What it should be, for messages: ``"a plan file"``.
+        what: Expected kind of file, for messages: ``"a plan file"``.
         archive: Whether the file is ``.npz``, not safetensors.
-        max_bytes: What the arrays that are read may take once decompressed; None: 64 MiB, or 16 times the file if that is more.
+        max_bytes: Limit of the decompressed arrays; None: 64 MiB, or 16 times the file if that is more.
 
     Raises:
-        InputError: No such file, or not one of arrays, truncated or damaged.
+        InputError: The file does not exist, has no arrays, or is truncated or damaged.
     """
     with open_regular(source) as file:
         try:

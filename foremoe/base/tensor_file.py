@@ -19,7 +19,7 @@ from foremoe.base.stored import HEADER_KEY, open_stored
 
 
 def digest(header: dict[str, Any], tensors: dict[str, Array]) -> str:
-    """32 hex digits over a JSON header and the names, dtypes, shapes and bytes of arrays."""
+    """Returns 32 hex digits over a JSON header and the names, dtypes, shapes and bytes of arrays."""
     state = hashlib.blake2b(json.dumps(header, sort_keys=True).encode(), digest_size=16)
     for name in sorted(tensors):
         array = np.ascontiguousarray(tensors[name])
@@ -29,7 +29,7 @@ def digest(header: dict[str, Any], tensors: dict[str, Array]) -> str:
 
 
 def tensor_bytes(header: dict[str, Any], tensors: dict[str, Array]) -> bytes:
-    """The bytes of a safetensors file; a function of header and arrays alone."""
+    """Returns the bytes of a safetensors file, which depend on header and arrays alone."""
     arrays = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
     return bytes(save(arrays, {HEADER_KEY: json.dumps(header, sort_keys=True)}))
 
@@ -44,7 +44,7 @@ def write_tensors(
 
 
 def read_tensors(path: str | os.PathLike[str], kind: str, version: int) -> tuple[dict[str, Any], dict[str, Array]]:
-    """Header and arrays that `write_tensors` wrote; refuses other kinds, newer formats, and truncated or changed files."""
+    """Reads header and arrays of `write_tensors`; refuses other kinds, newer formats, and truncated or changed files."""
     source = Path(path)
     with open_stored(source, f"a {kind} file") as stored:
         header = json_header(stored.header)
@@ -58,7 +58,7 @@ def read_tensors(path: str | os.PathLike[str], kind: str, version: int) -> tuple
 
 
 def header_of(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The header of a file of foremoe, unchecked; empty where there is none, for its reader to judge."""
+    """Returns the unchecked header of a foremoe file; empty if there is none, for its reader to judge."""
     open_regular(path).close()
     try:
         archive = os.fspath(path).lower().endswith(".npz")
@@ -69,13 +69,13 @@ def header_of(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def kind_of(path: str | os.PathLike[str]) -> str | None:
-    """The kind that a file's header tells, such as ``"plan"``; None where it tells none."""
+    """Returns the kind in a file's header, such as ``"plan"``; None without one."""
     kind = header_of(path).get("kind")
     return kind if isinstance(kind, str) else None
 
 
 def json_header(text: str | None) -> dict[str, Any]:
-    """The table of a header's text, empty where there is none."""
+    """Parses the table in a header's text; empty if there is none."""
     try:
         header = parse_json(text or "")
     except ValueError:
@@ -85,7 +85,7 @@ def json_header(text: str | None) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def naming_fields(path: str | os.PathLike[str], header: dict[str, Any]) -> Iterator[None]:
-    """Names the file in errors of the block, which makes a value of what `read_tensors` read."""
+    """Names the file in errors of the block, which makes a value from the result of `read_tensors`."""
     try:
         with naming(repr(os.fspath(path))):
             yield
@@ -95,7 +95,7 @@ def naming_fields(path: str | os.PathLike[str], header: dict[str, Any]) -> Itera
 
 
 def require_format(source: Path, header: dict[str, Any], version: int) -> None:
-    """Raises InputError when a file is of a newer format than `version`."""
+    """Raises InputError if a file has a newer format than `version`."""
     found = header.get("format")
     if type(found) is not int or not 1 <= found <= version:
         kind = f"{header['kind']} format {found}"

@@ -1,4 +1,4 @@
-"""Chrome's trace event format, as Perfetto and profilers of training programs read and write it."""
+"""Chrome's trace event format, which Perfetto reads and profilers of training programs write."""
 
 import gzip
 import heapq
@@ -17,7 +17,7 @@ MAX_EVENTS = 2_000_000
 class TraceEvents:
     """Events of one trace; seconds go in, microseconds come out, rounded to nanoseconds.
 
-    Slices of one track nest or follow each other: a caller puts what overlaps on several tracks (see `levels`).
+    Slices of one track nest or follow each other; put overlapping ones on several tracks (see `levels`).
     """
 
     def __init__(self) -> None:
@@ -25,17 +25,17 @@ class TraceEvents:
         self._flows = 0
 
     def process(self, pid: int, name: str) -> None:
-        """Names a group of tracks; groups stand in the order of their numbers."""
+        """Names a group of tracks; groups are shown in the order of their numbers."""
         self._add(ph="M", pid=pid, tid=0, ts=0, name="process_name", args={"name": name})
         self._add(ph="M", pid=pid, tid=0, ts=0, name="process_sort_index", args={"sort_index": pid})
 
     def track(self, pid: int, tid: int, name: str) -> None:
-        """Names a track of a group; tracks stand in the order of their numbers."""
+        """Names a track of a group; tracks are shown in the order of their numbers."""
         self._add(ph="M", pid=pid, tid=tid, ts=0, name="thread_name", args={"name": name})
         self._add(ph="M", pid=pid, tid=tid, ts=0, name="thread_sort_index", args={"sort_index": tid})
 
     def slice(self, at: tuple[int, int], name: str, start_s: float, end_s: float, args: Mapping[str, Any] | None = None) -> None:
-        """One stretch of the track `at`, a pair (group, track); nothing where it is shorter than a nanosecond."""
+        """Adds a slice to the track `at`, a pair (group, track); skips one shorter than a nanosecond."""
         start, end = _microseconds(start_s), _microseconds(end_s)
         if end <= start:
             return
@@ -43,7 +43,7 @@ class TraceEvents:
         self._add(**event, **({} if args is None else {"args": dict(args)}))
 
     def flow(self, name: str, begin: tuple[tuple[int, int], float], end: tuple[tuple[int, int], float]) -> None:
-        """An arrow between the slices that two tracks have at two times in seconds."""
+        """Adds an arrow between the slices of two tracks at two times in seconds."""
         self._flows += 1
         for ph, ((pid, tid), at_s) in (("s", begin), ("f", end)):
             bound = {"bp": "e"} if ph == "f" else {}
@@ -51,11 +51,11 @@ class TraceEvents:
             self._add(ph=ph, pid=pid, tid=tid, ts=ts, name=name, cat="foremoe", id=self._flows, **bound)
 
     def to_dict(self) -> dict[str, Any]:
-        """The trace as JSON values."""
+        """Returns the trace as JSON values."""
         return {"traceEvents": self.events, "displayTimeUnit": "ms"}
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the trace as JSON, compressed where the name ends in ``.gz``; the same events give the same bytes.
+        """Writes the trace as JSON, compressed if the name ends in ``.gz``; the same events give the same bytes.
 
         Raises:
             InputError: The file cannot be written.
@@ -70,7 +70,7 @@ class TraceEvents:
 
 
 def levels(spans: Sequence[tuple[float, float]]) -> list[int]:
-    """The first level that is free for every span (start, end); spans of one level do not overlap. Spans begin in order."""
+    """Returns the first free level of every span (start, end), so that spans of a level do not overlap; sort spans by start."""
     free: list[int] = []
     busy: list[tuple[float, int]] = []
     out, count = [], 0

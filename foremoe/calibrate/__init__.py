@@ -1,6 +1,6 @@
 """Calibration: the constants of the cost model, measured on this machine. See docs/calibration.md.
 
-Importing this needs no torch; measuring does.
+Importing the package does not need torch; measuring does.
 """
 
 from foremoe.calibrate.case import Case

@@ -1,4 +1,4 @@
-"""Case: what a calibration measures, and whether about the seconds that were asked for can be enough."""
+"""Case: the sizes that a calibration measures, and whether the requested time can suffice."""
 
 import math
 from collections.abc import Callable
@@ -21,19 +21,19 @@ _MOST_BYTES = 1 << 30  # of one rank's expert weights and gradients in one layer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """The sizes to measure; constants hold near them.
+    """The sizes to measure; the fitted constants are valid near them.
 
     Attributes:
         model: Sizes of experts and attention. Weights of 4 bytes are float32, of 2 bfloat16.
         num_ranks: Ranks of the EP group. One rank measures compute and the host store, and no links.
-        tokens: Tokens of a rank and micro-step; the middle of the measured range.
+        tokens: Tokens per rank and micro-step; the middle of the measured range.
         sequence_length: Tokens of every sequence; at most `tokens`.
-        seconds: Approximate length of the measurement.
+        seconds: Approximate duration of the measurement.
         math: Makes the `foremoe.runtime.ExpertMath`; None: `SwiGLU`.
         layer: Makes the `foremoe.calibrate.layer.Layer` of (model, num_experts, dtype, device); None: ``PlainLayer``.
 
     Raises:
-        InputError: Numbers out of range, or ranks that do not divide the experts.
+        InputError: Numbers are out of range, or ranks do not divide the experts.
     """
 
     model: Model
@@ -58,7 +58,7 @@ class Case:
 
     @property
     def num_experts(self) -> int:
-        """Experts of the layers that are measured: the model's, or as many as memory allows; at least top-k."""
+        """Experts of the measured layers: the model's, or as many as memory allows; at least top-k."""
         per_rank = self.model.num_experts // self.num_ranks
         room = max(1, int(_MOST_BYTES // (self.model.expert_bytes + self.model.gradient_bytes)))
         least = -(-self.model.num_topk // self.num_ranks)
@@ -66,7 +66,7 @@ class Case:
 
 
 def least_seconds(case: Case, flops_per_s: float) -> tuple[float, float]:
-    """Seconds of expert compute and layers over the fewest runs: (what no number of tokens changes, what `case.tokens` take)."""
+    """Seconds of the fewest runs of expert compute and layers: (independent of the number of tokens, for `case.tokens`)."""
     model, tokens = case.model, case.tokens
     per_rank = case.num_experts // case.num_ranks
     runs = FEWEST_RUNS * _PASSES * NUM_LAYERS
@@ -77,7 +77,7 @@ def least_seconds(case: Case, flops_per_s: float) -> tuple[float, float]:
 
 
 def require_time(case: Case, flops_per_s: float) -> None:
-    """Raises InputError where even the fewest runs take far longer than `case.seconds`."""
+    """Raises InputError if even the fewest runs take far longer than `case.seconds`."""
     fixed_s, by_tokens_s = least_seconds(case, flops_per_s)
     least_s, most_s = fixed_s + by_tokens_s, _SLACK * case.seconds + _SLACK_S
     if least_s <= most_s:

@@ -1,4 +1,4 @@
-"""What a rank computes in one layer and micro-step: expert compute alone, and whole layers whose experts pass tokens through."""
+"""Times a rank's compute in one layer and micro-step: experts alone, and whole layers whose experts pass tokens through."""
 
 import itertools
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ _TIMEOUT_S = 120.0
 
 
 class ExpertCompute:
-    """Grouped expert compute of this rank, in the runtime's own function."""
+    """Grouped expert compute of this rank, with the runtime's own function."""
 
     def __init__(self, group: Group, case: Case, dtype: torch.dtype, device: torch.device) -> None:
         self.group, self.case = group, case
@@ -45,19 +45,19 @@ class ExpertCompute:
         self.stage = HomeStage(self.bank)
 
     def inputs(self, num_S: Sequence[int]) -> torch.Tensor:
-        """Received pairs, sorted by slot."""
+        """Returns received pairs, sorted by slot."""
         return torch.randn(sum(num_S), self.case.model.hidden_size, dtype=self.bank.dtype, device=self.bank.device)
 
     def row(self, num_S: list[int], layer: int = 0) -> Row:
-        """The row that `forward` computes, with all that a layer of the runtime has before its experts run."""
+        """Returns the row that `forward` computes, with everything that a runtime layer prepares before its experts run."""
         return Row.of(self.bank, self.stage, ComputeTime(), 0, layer, num_S)
 
     def forward(self, x_YH: torch.Tensor, row: Row) -> torch.Tensor:
-        """The outputs of one layer's experts."""
+        """Returns the outputs of one layer's experts."""
         return GroupedExperts.apply(x_YH, row, Phase.FORWARD)
 
     def flops_per_s(self, watch: Stopwatch) -> float:
-        """What a rank reaches on few pairs; small, since the machine may be slow."""
+        """Measures the FLOP/s of a rank on few pairs; short, since the machine may be slow."""
         busy = min(2, self.bank.num_base)
         num_S = [_TRIED_PAIRS] * busy + [0] * (self.bank.num_base - busy)
         x_YH, row = self.inputs(num_S), self.row(num_S)
@@ -65,7 +65,7 @@ class ExpertCompute:
         return 3.0 * sum(num_S) * self.case.model.flops_per_pair / seconds
 
     def points(self, watch: Stopwatch, budget_s: float) -> list[Point]:
-        """Few pairs in all slots and in some, where weights are read for little work; all pairs in two; then loads of routing."""
+        """Times few pairs in all slots and in some, where reading weights dominates; all pairs in two; then loads of routing."""
         G, per_rank = self.group.size, self.bank.num_base
         two = min(2, per_rank)
         even = [*itertools.product(FEW_PAIRS, sorted({per_rank, -(-per_rank // 4)}))]
@@ -97,7 +97,7 @@ class ExpertCompute:
 
 
 class Layers:
-    """Whole layers on this rank, run by the runtime at home and by a plan without replicas."""
+    """Whole layers on this rank, run by the runtime at home and with a plan without replicas."""
 
     def __init__(self, group: Group, case: Case, dtype: torch.dtype, device: torch.device, node_of_rank: Sequence[int]) -> None:
         self.group, self.case, self.device, self.dtype, self.node_of_rank = group, case, device, dtype, tuple(node_of_rank)
@@ -111,7 +111,7 @@ class Layers:
         self.runtime = Runtime(bank, group=group, timeout_s=_TIMEOUT_S)
 
     def points(self, watch: Stopwatch, budget_s: float) -> list[Point]:
-        """Several numbers of tokens, spread evenly and heavily; each at home and by a plan in turn."""
+        """Times several numbers of tokens, with even and skewed routing, each at home and with a plan in turn."""
         cases = list(itertools.product(SHARES, (False, True)))
         return [p for share, heavy in cases for p in self._at(watch, share, heavy, budget_s / len(cases))]
 
@@ -160,12 +160,12 @@ class Layers:
 
 
 def draw_routing(case: Case, tokens: int, heavy: bool) -> Routing:
-    """Routing of `tokens` tokens on every rank."""
+    """Draws routing of `tokens` tokens on every rank."""
     return Routing.draw(tokens, case.num_ranks, case.num_experts, case.model.num_topk, heavy=heavy, seed=case.seed)
 
 
 def static_plan(case: Case, routing: Routing, tokens: int, rank: int) -> tuple[Plan, Array]:
-    """A plan with a slot to spare and no replicas for layers that all have this routing, and a rank's split."""
+    """Returns a plan with a spare slot and no replicas for layers that all have this routing, and a rank's split."""
     G, E = routing.load_GE.shape
     load_MLGE = np.broadcast_to(routing.load_GE, (_MICRO_STEPS, NUM_LAYERS, G, E))
     work = Workload.from_counts(load_MLGE, num_topk=case.model.num_topk, tokens_MG=np.full((_MICRO_STEPS, G), tokens))

@@ -1,4 +1,4 @@
-"""Seconds of weight copies over every transfer backend that is there, alone and beside compute."""
+"""Times weight copies over every available transfer backend, alone and during compute."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -32,7 +32,7 @@ class Way(NamedTuple):
 
 
 class Blocks:
-    """Memory to copy: "layers" are sizes, experts `_AT_ONCE` blocks of each on every rank; the `Buffers` of the backends."""
+    """Memory to copy, as `Buffers` of the backends: "layers" are sizes, experts `_AT_ONCE` blocks of each on every rank."""
 
     def __init__(self, rank: int, model: Model, device: torch.device) -> None:
         make = lambda size: [torch.zeros(size, dtype=torch.uint8, device=device) for _ in range(_AT_ONCE)]  # noqa: E731
@@ -55,7 +55,7 @@ class Blocks:
 
 
 class Copies:
-    """Copies from every rank to the next one of its way, or from the host store, ready to be started again and again."""
+    """Repeatable copies from every rank to the next one of its way, or from the host store."""
 
     def __init__(self, group: Group, model: Model, device: torch.device, way: Way) -> None:
         self.group, self.way, self.by_host = group, way, way.kind == "copy from host"
@@ -74,7 +74,7 @@ class Copies:
             raise
 
     def start(self, layer: int, num: int) -> Any:
-        """Starts `num` copies of a size to this rank, and from it."""
+        """Starts `num` copies of a size to this rank and from it."""
         me = self.group.rank
         from_rank, to_rank = self.way.to_G.index(me), self.way.to_G[me]
         if to_rank == me and not self.by_host:
@@ -92,9 +92,9 @@ class Copies:
 
 
 def find_ways(group: Group, model: Model, device: torch.device, node_of_rank: Sequence[int]) -> tuple[list[Way], dict[str, str]]:
-    """All backends on all link classes that are there, and why other backends cannot be measured; collective.
+    """Returns all backends on all available link classes, and why other backends cannot be measured; collective.
 
-    A backend is there if on all ranks it opens and makes weights readable.
+    A backend is available if on all ranks it opens and makes weights readable.
     """
     ways: list[Way] = []
     unavailable: dict[str, str] = {}
@@ -131,7 +131,7 @@ def _ways_of(name: str, node_of_rank: Sequence[int]) -> list[Way]:
 
 
 def next_rank(node_of_rank: Sequence[int], across: bool) -> tuple[int, ...]:
-    """To whom every rank sends: in rings inside nodes, or between the n-th ranks of all nodes; itself where it has nobody."""
+    """Returns the rank that every rank sends to: in rings inside nodes, or between n-th ranks of all nodes; itself if none."""
     place_G = [list(node_of_rank[:g]).count(node) for g, node in enumerate(node_of_rank)]
     ring_G = place_G if across else node_of_rank
     rings = {ring: [g for g, mine in enumerate(ring_G) if mine == ring] for ring in ring_G}
@@ -139,7 +139,7 @@ def next_rank(node_of_rank: Sequence[int], across: bool) -> tuple[int, ...]:
 
 
 def copy_points(copies: Copies, watch: Stopwatch, budget_s: float) -> list[Point]:
-    """Copies of several sizes, one and several at once."""
+    """Times copies of several sizes, one and several at once."""
     points, sizes = [], copies.blocks.sizes
     for layer, size in enumerate(sizes):
         for num in (1, _AT_ONCE):

@@ -1,4 +1,4 @@
-"""Fit: from measured points to the constants of the cost model, each with how well it explains what was measured."""
+"""Fits the constants of the cost model to measured points, and says how well each explains them."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -49,17 +49,17 @@ _RUNTIME_UNITS = {"planned_layer_s": "s per layer", "planned_token_s": "s per to
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """The outcome.
+    """The result of a fit.
 
     Attributes:
         cluster: The constants, with the largest ``residual``; ``calibrated`` unless there are `faults`.
-        constants: The same one by one, with residuals.
-        checks: What no constant was fitted on: copies between ranks, by the seconds that the links' constants give them.
-        backends: Every transfer backend that was measured, on every link class that it serves.
-        kept: Links that were not there to be measured, and whose figures are those of another cluster.
+        constants: The same constants one by one, with residuals.
+        checks: Copies between ranks, on which no constant was fitted, compared with the links' constants.
+        backends: Every measured transfer backend, on every link class that it serves.
+        kept: Links that could not be measured, with figures from another cluster.
         faults: Sentences of `foremoe.calibrate.gate` that say why the constants do not count as calibrated.
-        runtime: Seconds that foremoe's runtime takes with a plan beyond those without one, which no `Cluster` has: per layer and
-            pass ``planned_layer_s`` (forward) and ``planned_backward_s``, per token and layer ``planned_token_s`` (forward).
+        runtime: Additional seconds of foremoe's runtime with a plan, which no `Cluster` has: per layer and pass
+            ``planned_layer_s`` (forward) and ``planned_backward_s``, per token and layer ``planned_token_s`` (forward).
     """
 
     cluster: Cluster
@@ -71,7 +71,7 @@ class Fit:
     runtime: dict[str, float]
 
     def to_dict(self) -> dict[str, Any]:
-        """Constants, what they stand on and runtime as plain values."""
+        """Returns the constants, their points and runtime figures as plain values."""
         lists = {name: [dataclasses.asdict(x) for x in getattr(self, name)] for name in ("constants", "checks", "backends")}
         verdict = {"calibrated": self.cluster.calibrated, "residual": self.cluster.residual, "faults": [*map(str, self.faults)]}
         return {**verdict, **lists, "kept": list(self.kept), "runtime": self.runtime}
@@ -81,16 +81,16 @@ def fit(measured: Measured, model: Model, *, name: str, source: str, base: Clust
     """Fits the constants with the smallest relative residuals.
 
     Links are fitted first, on exchanges, which every layer has, and only checked on copies. Then follow expert compute, forward
-    and backward, and layers, with a ratio for their backward. Fixed seconds of a call of the experts
-    count as part of a layer. The slowdown of compute by copies is fitted last, relative to the seconds that the constants
-    predict for the copies. Of several backends on a link class, the first measured counts.
+    and backward, and layers, with a ratio for their backward. Fixed seconds of a call of the experts count as part of a layer.
+    The slowdown of compute by copies is fitted last, relative to the seconds that the constants predict for the copies. Of
+    several backends on a link class, the first measured one counts.
 
     Args:
-        base: Keeps its figures where a link was not there to be measured; default: preset 8xh100.
-        source: Origin of the figures; what was kept and why the fit is not calibrated is added to it.
+        base: Gives the figures of links that were not measured; default: preset 8xh100.
+        source: Origin of the figures; kept figures and the reasons against calibration are added to it.
 
     Raises:
-        InputError: The points do not determine a constant that is needed.
+        InputError: The points do not determine a required constant.
     """
     base = Cluster.preset("8xh100") if base is None else base
     points = preferred(measured.points)

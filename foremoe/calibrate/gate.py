@@ -1,4 +1,4 @@
-"""Gate: the figures that keep a fit from counting as calibrated, and what would mend them."""
+"""Gate: decides whether a fit counts as calibrated, and says how to improve it."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -26,11 +26,11 @@ class Constant:
     """A fitted constant, or another figure that the fit relies on.
 
     Attributes:
-        name: Name as in `Cluster`, of the runtime (see ``Fit.runtime``), or what was checked only.
+        name: Name as in `Cluster`, in ``Fit.runtime``, or of a check.
         num_points: Points it was fitted on; 0: it was not measured.
         median: Median of the absolute relative residuals; None without points.
-        worst: Largest of them; None without points.
-        spread: Median over its points of how far repeats lie apart, see `Point.spread`; None without points.
+        worst: Largest absolute relative residual; None without points.
+        spread: Median of `Point.spread` over its points; None without points.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Constant:
 
 
 class Fault(NamedTuple):
-    """A fault of constants; its text is a sentence with the number, its bound and the cure."""
+    """A fault of constants; its text is a sentence with the number, its limit and the remedy."""
 
     names: str
     what: str
@@ -54,12 +54,12 @@ class Fault(NamedTuple):
 
 
 def require_taken(cluster: Cluster, file: str, otherwise: str) -> None:
-    """Refuses a cluster file that is about to decide something although its fit explains nothing.
+    """Refuses a cluster file whose residual is too large to be used for decisions.
 
     Args:
-        cluster: What the file holds.
-        file: Its name.
-        otherwise: How to take it all the same, in words.
+        cluster: Content of the file.
+        file: Name of the file.
+        otherwise: How to accept it anyway, in words.
 
     Raises:
         InputError: Its residual is above `MOST_TAKEN`.
@@ -77,10 +77,10 @@ def at_limit(constant: Constant) -> bool:
 
 
 def faults(constants: Iterable[Constant]) -> tuple[Fault, ...]:
-    """Every figure that is not good enough.
+    """Returns every figure that is not good enough.
 
-    A fit fails by a residual above `MOST_RESIDUAL`, repeats that spread by more than `MOST_SPREAD`, or a constant at its limit.
-    What was not measured cannot fail.
+    A fit fails if a residual is above `MOST_RESIDUAL`, repeats spread by more than `MOST_SPREAD`, or a constant is at its limit.
+    Figures that were not measured cannot fail.
     """
     found: dict[tuple[str, str], list[str]] = {}
     for constant in constants:

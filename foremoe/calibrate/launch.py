@@ -1,4 +1,4 @@
-"""Starting the ranks of a calibration: processes of this machine, or those that torchrun has started on several."""
+"""Starts the ranks of a calibration: as processes of this machine, or as torchrun started them on several."""
 
 import datetime
 import os
@@ -20,14 +20,14 @@ ProgressMaker = Callable[[], Progress]  # called on the rank that reports progre
 
 
 def default_ranks() -> int:
-    """Two, so that there are links to measure; one on a machine with one GPU."""
+    """Returns two, so that there are links to measure; one on a machine with one GPU."""
     return 1 if _num_gpus() == 1 else 2
 
 
 def launch(case: Case, make_progress: ProgressMaker) -> Measured:
-    """Measures on ``case.num_ranks`` processes of this machine, each with a GPU of its own where there are GPUs.
+    """Measures on ``case.num_ranks`` processes of this machine, each with its own GPU if there are GPUs.
 
-    `make_progress` is a function of a module. Where a rank fails, the others are ended, and a TransferError says why.
+    `make_progress` must be a function of a module. If a rank fails, the others are ended, and a TransferError gives the reason.
     """
     num_gpus = _num_gpus()
     if num_gpus and num_gpus < case.num_ranks:
@@ -45,7 +45,7 @@ def _num_gpus() -> int:
 
 
 def join_started(case: Case, make_progress: ProgressMaker) -> Measured:
-    """As `join`, on a rank that another launcher has started; whatever fails but for input is a TransferError of one sentence."""
+    """Like `join`, on a rank that another launcher started; any failure except bad input is a TransferError of one sentence."""
     try:
         return join(case, make_progress)
     except (InputError, TransferError):

@@ -1,4 +1,4 @@
-"""What of a decoder layer is not experts: norms, projections, attention within sequences, and the router."""
+"""The parts of a decoder layer besides experts: norms, projections, attention within sequences, and the router."""
 
 from typing import Protocol
 
@@ -19,10 +19,10 @@ class Layer(Protocol):
 
 
 class PlainLayer(nn.Module):
-    """A pre-norm decoder layer with as many attention weights, heads and columns as the model has.
+    """A pre-norm decoder layer with the model's number of attention weights, heads and head widths.
 
-    Grouped queries, latent projections and the like are not distinguished: weights that are neither queries' nor the output's are
-    one projection of the input, and keys and values are cut from what there is.
+    It does not distinguish grouped queries, latent projections and the like: weights that are neither queries' nor the output's
+    are one projection of the input, from which keys and values are cut.
     """
 
     def __init__(self, model: Model, num_experts: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -53,7 +53,7 @@ class PlainLayer(nn.Module):
 
 
 class PassThrough:
-    """Experts that return their input; an `ExpertMath` that leaves a layer's other work to be timed."""
+    """Experts that return their input; an `ExpertMath` for timing a layer's other work."""
 
     def shapes(self, hidden_size: int, ffn_size: int) -> dict[str, tuple[int, ...]]:
         return {"nothing": (1, 1)}

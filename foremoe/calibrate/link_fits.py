@@ -1,4 +1,4 @@
-"""Link fits: latency and bandwidth of link classes and of the transfer backends on them, and what copies take from compute."""
+"""Fits latency and bandwidth of link classes and transfer backends, and the slowdown of compute by copies."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ LINK_OF = {"": "peer", " across nodes": "rdma", " from host": "host"}  # by the 
 
 
 class Basis(NamedTuple):
-    """What a constant was fitted on: residuals of the points, and how far the repeats of each lie apart."""
+    """The basis of a constant: residuals of its points, and the spread of each point's repeats."""
 
     off_N: Array
     spread_N: Array
@@ -29,9 +29,9 @@ class Basis(NamedTuple):
 
 
 class LinkFit(NamedTuple):
-    """Seconds of a message: latency and 1 / bandwidth; and what they were fitted on.
+    """Latency and 1 / bandwidth of messages, and the points that they were fitted on.
 
-    Where points differ in their numbers of messages, what starting the first one takes is told from the latency of each.
+    If points differ in their numbers of messages, the cost of starting the first one is separated from the latency of each.
     """
 
     latency_s: float
@@ -53,11 +53,11 @@ class BackendFit:
     Attributes:
         backend: Its name.
         link: ``"peer"``, ``"rdma"`` or ``"host"``.
-        bytes_per_s: Of copies of experts and parts of them.
+        bytes_per_s: Bandwidth of copies of experts and parts of them.
         latency_s: Fixed seconds per copy.
-        contention: Seconds that compute beside its copies loses per second of copy.
+        contention: Seconds that concurrent compute loses per second of copy.
         worst: Largest absolute relative residual of its copies.
-        spread: Median of how far repeats of a copy lie apart.
+        spread: Median spread of the repeats of a copy.
     """
 
     backend: str
@@ -70,7 +70,7 @@ class BackendFit:
 
 
 def preferred(points: Iterable[Point]) -> list[Point]:
-    """Points without those of backends that come second on their link class: constants stand on one backend each."""
+    """Returns the points of the first backend on each link class, so that a constant is fitted on one backend."""
     points, first = list(points), dict[str, str]()
     for p in points:
         first.setdefault(p.kind, p.backend)
@@ -78,7 +78,7 @@ def preferred(points: Iterable[Point]) -> list[Point]:
 
 
 def link_fit(points: Iterable[Point], kind: str) -> LinkFit | None:
-    """The link that exchanges or copies of a kind ran over; None without such points."""
+    """Returns the fit of the link that exchanges or copies of a kind used; None without such points."""
     mine = [p for p in points if p.kind == kind]
     if not mine:
         return None
@@ -90,7 +90,7 @@ def link_fit(points: Iterable[Point], kind: str) -> LinkFit | None:
 
 
 def contention(points: Iterable[Point], links: Mapping[str, LinkFit | None]) -> tuple[float, Basis]:
-    """Seconds lost over seconds of copy, and residuals of the loss, relative to the copies; `links` by name of the class."""
+    """Returns seconds lost per second of copy, and relative residuals of the loss; `links` are the links by name of the class."""
     mine, copying = [], []
     for p in points:
         link = links.get(LINK_OF[p.kind.removeprefix("beside copy")]) if p.kind.startswith("beside copy") else None
@@ -105,7 +105,7 @@ def contention(points: Iterable[Point], links: Mapping[str, LinkFit | None]) -> 
 
 
 def backend_fits(points: Sequence[Point]) -> tuple[BackendFit, ...]:
-    """Every backend on every link class that it was measured on, each on its own copies alone."""
+    """Returns fits of every backend on every link class that it was measured on, each from its own copies alone."""
     found = []
     for backend in dict.fromkeys(p.backend for p in points if p.backend):
         mine = [p for p in points if p.backend == backend]
@@ -125,7 +125,7 @@ def backend_fits(points: Sequence[Point]) -> tuple[BackendFit, ...]:
 
 
 def copy_seconds(points: Iterable[Point], cluster: Cluster) -> list[tuple[float, float]]:
-    """(measured, by the constants) seconds of copies between ranks, which no constant was fitted on."""
+    """Returns (measured, predicted) seconds of copies between ranks, on which no constant was fitted."""
     links = {
         "copy": (cluster.peer_latency_s, cluster.peer_bytes_per_s),
         "copy across nodes": (cluster.rdma_latency_s, cluster.rdma_bytes_per_s_per_rank),
@@ -135,7 +135,7 @@ def copy_seconds(points: Iterable[Point], cluster: Cluster) -> list[tuple[float,
 
 
 def copy_checks(points: Sequence[Point], cluster: Cluster) -> tuple[Constant, ...]:
-    """How the links' constants, which exchanges gave, do on copies of each link class between ranks."""
+    """Checks the links' constants, fitted on exchanges, on copies of each link class between ranks."""
     found = []
     for kind, name in (("copy", "copies inside a node"), ("copy across nodes", "copies between nodes")):
         mine = [p for p in points if p.kind == kind]
@@ -148,7 +148,7 @@ def copy_checks(points: Sequence[Point], cluster: Cluster) -> tuple[Constant, ..
 
 
 def constant(name: str, value: float, unit: str, basis: Basis | None) -> Constant:
-    """A constant with what its basis says of it; None: it was not measured."""
+    """Returns a constant with the statistics of its basis; None: it was not measured."""
     if basis is None or not len(basis.off_N):
         return Constant(name=name, value=value, unit=unit, num_points=0, median=None, worst=None, spread=None)
     size_N = np.abs(basis.off_N)

@@ -1,4 +1,4 @@
-"""What links take in exchanges of tokens, inside nodes and between them."""
+"""Times links in exchanges of tokens, inside nodes and between them."""
 
 from collections.abc import Sequence
 
@@ -19,9 +19,9 @@ def exchange_points(
     group: Group, watch: Stopwatch, node_of_rank: Sequence[int], across: bool, rows: Sequence[int], model: Model,
     dtype: torch.dtype, budget_s: float,
 ) -> list[Point]:  # fmt: skip
-    """Exchanges of some rows from every rank, an equal part to every rank of its node (or of other nodes) and to itself.
+    """Times exchanges of some rows from every rank, with equal parts for all ranks of its node (or of other nodes) and itself.
 
-    One of the sizes is also sent unevenly: half of what goes elsewhere goes to the first rank that may have it.
+    One of the sizes is also sent unevenly: half of the rows for other ranks go to the first permitted rank.
     """
     points, kind = [], "exchange across nodes" if across else "exchange"
     for num, uneven in [*((num, False) for num in rows), (rows[-1], True)]:

@@ -1,4 +1,4 @@
-"""Measure: everything that a calibration times, on one rank of a group; all ranks call it together."""
+"""Measure: times everything that a calibration needs, on one rank of a group; all ranks call it together."""
 
 import os
 import platform
@@ -27,10 +27,10 @@ _SHARES = {"peak": 0.02, "experts": 0.33, "layers": 0.33, "exchanges": 0.12, "co
 def measure(
     group: Group, case: Case, device: torch.device, progress: Progress, node_of_rank: Sequence[int] | None = None
 ) -> Measured:
-    """All points; collective, the same on all ranks. Nodes are told apart by host name unless `node_of_rank` says them.
+    """Returns all points; collective, the same on all ranks. Host names define the nodes unless `node_of_rank` does.
 
     Raises:
-        InputError: Even the fewest runs take far longer than ``case.seconds``; on all ranks alike.
+        InputError: On all ranks: even the fewest runs take far longer than ``case.seconds``.
     """
     names = group.gather(socket.gethostname())
     nodes = tuple(names.index(name) for name in names) if node_of_rank is None else tuple(node_of_rank)

@@ -1,4 +1,4 @@
-"""Nonnegative least squares for a handful of unknowns, by relative residuals, with little weight on outliers."""
+"""Nonnegative least squares with few unknowns, by relative residuals, robust against outliers."""
 
 from itertools import combinations
 
@@ -13,9 +13,9 @@ _OUTLIER = 1.5  # residuals beyond this multiple of the median lose weight
 
 
 def nonnegative(factor_NF: Array, seconds_N: Array, scale_N: Array, weight_N: Array) -> Array:
-    """float64 [F]: x >= 0 with the least sum of ``weight * ((factor @ x - seconds) / scale)**2``.
+    """float64 [F]: x >= 0 with the smallest sum of ``weight * ((factor @ x - seconds) / scale)**2``.
 
-    Tries every set of unknowns that may be above 0, so F should be small. Scales are above 0, all others at least 0.
+    Tries every set of unknowns that may be above 0, so F should be small. Scales must be above 0, all others at least 0.
     """
     root_N = np.sqrt(weight_N) / scale_N
     a_NF, b_N = factor_NF * root_N[:, None], seconds_N * root_N
@@ -39,7 +39,7 @@ def nonnegative(factor_NF: Array, seconds_N: Array, scale_N: Array, weight_N: Ar
 
 
 def robust(factor_NF: Array, seconds_N: Array, scale_N: Array | None = None) -> Array:
-    """`nonnegative` in rounds, in which points far off get less weight than near ones; the scale is the seconds by default."""
+    """Repeats `nonnegative`, giving distant points less weight in each round; the scale is the seconds by default."""
     scale_N = seconds_N if scale_N is None else scale_N
     weight_N = np.ones(len(seconds_N))
     for _ in range(_ROUNDS):

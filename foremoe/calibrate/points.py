@@ -1,4 +1,4 @@
-"""Points: what a calibration measured, one timed thing each, and the amounts of work that its seconds stand for."""
+"""Points: the measurements of a calibration, each with the amounts of work that its seconds cover."""
 
 import dataclasses
 from dataclasses import dataclass, field
@@ -7,26 +7,26 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """An operation that was timed on all ranks at once.
+    """An operation timed on all ranks at once.
 
     Attributes:
-        kind: "experts" (their compute alone), "layer" (at home; its experts pass tokens through), "planned" (the same by a plan
+        kind: "experts" (their compute alone), "layer" (at home; its experts pass tokens through), "planned" (the same with a plan
             that moves nothing), "exchange" (tokens to all ranks of a node), "copy" (experts' weights to another rank of the
-            node), "copy from host", or "beside copy" (what compute takes longer while copies run). Between nodes exchanges and
-            copies end in "across nodes"; what is timed beside copies ends as they do.
-        seconds: Seconds of the slowest rank, median over repeats; of "beside copy" below 0 where noise exceeds the loss.
+            node), "copy from host", or "beside copy" (additional seconds of compute while copies run). Between nodes, exchanges
+            and copies end in "across nodes", and so do points timed during such copies.
+        seconds: Seconds of the slowest rank, median over repeats; of "beside copy" below 0 if noise exceeds the loss.
         spread: (third - first quartile) / median over the repeats; of "beside copy" relative to the copies alone.
-        backward: Whether backward of the compute was timed, or forward.
-        pairs: (token, expert) pairs on the rank with most.
+        backward: Whether backward of the compute was timed; if False, forward was.
+        pairs: (token, expert) pairs on the busiest rank.
         busy: Busy slots of expert compute on that rank.
         calls: Layers whose expert compute was timed.
-        tokens: (token, layer) pairs on a rank, 0 for expert loads that no routing made.
+        tokens: (token, layer) pairs on a rank, 0 for expert loads without routing.
         attention_flops: FLOPs of the layers' attention, forward, on a rank.
-        moved: Pairs received by the rank with most, permuted there and back.
-        exchanges: Messages to all ranks one after the other.
+        moved: Pairs received by the busiest rank, permuted there and back.
+        exchanges: Number of consecutive messages to all ranks.
         exchange_bytes: Bytes of their busiest direction.
-        copies: Copies one after the other on the busiest link.
-        backend: Transfer backend that made them; "" for what is not a copy.
+        copies: Number of consecutive copies on the busiest link.
+        backend: Transfer backend of the copies; "" for other points.
     """
 
     kind: str
@@ -47,7 +47,7 @@ class Point:
     backend: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns what is not at its default, as plain values."""
+        """Returns all values that differ from their defaults, as plain values."""
         fields = ((f.name, getattr(self, f.name), f.default) for f in dataclasses.fields(self))
         return {name: value for name, value, default in fields if value != default}
 
@@ -57,11 +57,11 @@ class Measured:
     """All points of one machine.
 
     Attributes:
-        flops_per_s: What one large matrix product reaches on a rank while all ranks run one.
+        flops_per_s: FLOP/s of one large matrix product on a rank while all ranks run one.
         memory_bytes: Memory of one rank.
-        hardware: What it ran on, in words.
+        hardware: Description of the hardware.
         versions: Versions of torch and others, by name.
-        unavailable: Transfer backends that were not measured, and the reason of each.
+        unavailable: Transfer backends that were not measured, with the reasons.
     """
 
     points: tuple[Point, ...]

@@ -1,4 +1,4 @@
-"""Routing drawn for measurements: popular and neglected experts, the load even over ranks or heavy on the first one."""
+"""Draws routing for measurements: popular and neglected experts, with even load over ranks or heavy load on the first one."""
 
 from typing import NamedTuple, Self
 
@@ -21,7 +21,7 @@ class Routing(NamedTuple):
 
     @classmethod
     def draw(cls, tokens: int, num_ranks: int, num_experts: int, num_topk: int, *, heavy: bool, seed: int) -> Self:
-        """`tokens` of every rank; with `heavy` most go to the first rank."""
+        """Draws `tokens` tokens of every rank; with `heavy`, most go to the first rank."""
         rng = np.random.default_rng([seed, tokens, int(heavy)])
         popularity_E = _SPREAD * rng.standard_normal(num_experts)
         if heavy:
@@ -34,7 +34,7 @@ class Routing(NamedTuple):
 
     @property
     def largest(self) -> int:
-        """Pairs of the rank that serves most."""
+        """Pairs of the busiest rank."""
         return int(self.sent_GG.sum(axis=0).max())
 
     def busy(self, rank: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""Stopwatch: medians over repeats of what all ranks do at once, with the slowest rank's seconds in every repeat."""
+"""Stopwatch: takes medians over repeats of work on all ranks, with the slowest rank's seconds in every repeat."""
 
 import time
 from collections.abc import Callable
@@ -16,7 +16,7 @@ Lap = Callable[[], None]
 
 
 def one_lap(run: Callable[[], object]) -> Callable[[Lap], None]:
-    """`run` as a function of a single lap."""
+    """Wraps `run` as a function of a single lap."""
 
     def timed(lap: Lap) -> None:
         run()
@@ -28,22 +28,22 @@ def one_lap(run: Callable[[], object]) -> Callable[[Lap], None]:
 class Stopwatch:
     """Times functions on all ranks of a group; every method is collective.
 
-    On a GPU a lap's seconds are the device's. The device is kept busy before each, so that the host can launch ahead, as it does
-    in a step that waits for the device: what is measured is work, not launches, unless these take longer than the work.
+    On a GPU a lap's seconds are the device's. The device is kept busy before each lap, so that the host can launch ahead, as in a
+    step that waits for the device. So it times work, not launches, unless these take longer than the work.
     """
 
     def __init__(self, group: Group, device: torch.device) -> None:
         self.group, self.device = group, device
 
     def laps(self, run: Callable[[Lap], None], budget_s: float) -> list[tuple[float, float]]:
-        """(median, spread) of every lap of `run`; see `repeats`."""
+        """Returns (median, spread) of every lap of `run`; see `repeats`."""
         low, middle, high = np.quantile(self.repeats(run, budget_s), (0.25, 0.5, 0.75), axis=0)
         return [(float(m), float((h - w) / m) if m > 0 else 0.0) for w, m, h in zip(low, middle, high, strict=True)]
 
     def repeats(self, run: Callable[[Lap], None], budget_s: float) -> Array:
-        """float64 [repeats, laps]: seconds of the slowest rank, over as many repeats as the budget allows, 3 at least.
+        """float64 [repeats, laps]: seconds of the slowest rank, over as many repeats as the budget allows, at least 3.
 
-        `run` calls its argument at the end of every lap. Seconds between the last lap and the end count for none.
+        `run` calls its argument at the end of every lap. Seconds between the last lap and the end do not count.
         """
         begin_s = time.perf_counter()
         self._once(run)  # warms up
@@ -53,7 +53,7 @@ class Stopwatch:
         return np.array(self.group.gather(mine)).max(axis=0)
 
     def second(self, run: Callable[[], object]) -> float:
-        """Seconds of the slowest rank, the second time."""
+        """Seconds of the slowest rank in the second run."""
         return max(self.group.gather([self._once(one_lap(run))[0] for _ in range(2)][1]))
 
     def _once(self, run: Callable[[Lap], None]) -> list[float]:

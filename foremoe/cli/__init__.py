@@ -1,1 +1,1 @@
-"""The command line ``foremoe``: one file per command; `main` runs it."""
+"""The command line ``foremoe``: one file per command; `main` dispatches to them."""

@@ -1,4 +1,4 @@
-"""``foremoe ablate``: planners, level by level, over redundant slots, foresight, nodes and seeds."""
+"""``foremoe ablate``: planners without one level at a time, over redundant slots, foresight, nodes and seeds."""
 
 import dataclasses
 import itertools
@@ -23,7 +23,7 @@ from foremoe.workload.packing import AsGiven
 
 
 class Varied(NamedTuple):
-    """Variations besides the levels: every combination is planned."""
+    """What varies besides the levels; every combination is planned."""
 
     planners: dict[str, Planner]
     nodes: list[int | None]  # ranks of a node; None: the cluster's own
@@ -33,7 +33,7 @@ class Varied(NamedTuple):
 
     @property
     def num_tasks(self) -> int:
-        """Planners with something to plan, in all."""
+        """Number of planners to run."""
         variants = [one for planner in self.planners.values() for one in ablation.left_out(planner).values()]
         num_slots = sum(slots > 0 for slots in self.redundant)
         return sum(bool(one.rank) for one in variants) * len(self.nodes) * len(self.seeds) * num_slots * len(self.foresight)
@@ -41,8 +41,8 @@ class Varied(NamedTuple):
 
 _HELP = """Leaves out one level of a planner at a time: pack, home, node, rank, split, order, path and the guard.
 
-It does so for every number of redundant slots, foresight, size of node and seed. Lines with the same plan are shown
-once; JSON and CSV have a row for each.
+Repeats this for every number of redundant slots, foresight, node size and seed. Identical plans share a line; JSON and CSV
+have a row for each.
 
 \b
 Examples:
@@ -54,13 +54,13 @@ Examples:
 @click.command(cls=JsonCommand, help=_HELP)
 @case_options(without=("redundant", "ranks_per_node", "seed"))
 @planners_option(
-    help="Planners to take apart: strategies, or texts such as 'Planner(rank=(Quota(), Search()))', with commas between them.  "
+    help="Planners to ablate, comma-separated: strategies, or texts such as 'Planner(rank=(Quota(), Search()))'.  "
     "[default: foremoe]"
 )
 @option("--redundant", metavar="LIST", multiple=True, default=("0,1,2,4",), help="Numbers of redundant slots per rank to try.")
 @option(
     "--foresight", metavar="LIST", multiple=True, default=("exact,previous,step",),
-    help="Loads that the planner may see: exact, previous (micro-step), step (the sum of all), 'Noisy(0.2)', 'Rerouted(0.1)'.",
+    help="Kinds of foresight to try: exact, previous (micro-step), step (the sum of all), 'Noisy(0.2)', 'Rerouted(0.1)'.",
 )  # fmt: skip
 @option(
     "--ranks-per-node", "nodes", metavar="LIST", multiple=True,
@@ -68,10 +68,10 @@ Examples:
 )  # fmt: skip
 @option(
     "--seeds", "--seed", "seeds", metavar="LIST", multiple=True, default=("0",),
-    help="Seeds of all random draws, such as 0,1,2; the table then has means and standard deviations over them.",
+    help="Random seeds, such as 0,1,2; the table then shows means and standard deviations over them.",
 )  # fmt: skip
 @option("--exact-seconds", type=Seconds(), default=EXACT_BUDGET_S, help="Seconds that each exact solver may spend on a line.")
-@option("--plot", "plot_file", metavar="FILE.svg", help="Draw the speed-ups (needs matplotlib).  [default: no picture]")
+@option("--plot", "plot_file", metavar="FILE.svg", help="Draw the speed-ups as bars (needs matplotlib).  [default: no chart]")
 @table_options
 def ablate(
     case_options: CaseOptions, planners: tuple[str, ...], redundant: tuple[str, ...],

@@ -1,4 +1,4 @@
-"""Lines of ``foremoe ablate``: one for every plan, with the names of all that have it, and means over seeds."""
+"""Lines of ``foremoe ablate``: one per distinct plan, with the names of its planners and means over seeds."""
 
 import itertools
 import statistics
@@ -22,7 +22,7 @@ _ANY = "any"
 
 
 class Bar(NamedTuple):
-    """One bar of the picture."""
+    """One bar of the chart."""
 
     label: str
     gain: float
@@ -30,7 +30,7 @@ class Bar(NamedTuple):
 
 
 class Lines(NamedTuple):
-    """What `lines_of` makes of rows."""
+    """The result of `lines_of`."""
 
     table: Table
     bars: list[Bar]
@@ -38,7 +38,7 @@ class Lines(NamedTuple):
 
 
 def lines_of(rows: Sequence[Mapping[str, Any]], planners: Mapping[str, Planner]) -> Lines:
-    """The table of the rows, its bars, and what rows have to say; a row that planned nothing is a note alone."""
+    """Returns the table of the rows, its bars and the rows' notes; a row that planned nothing is only a note."""
     by_case: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for row in rows:
         by_case.setdefault(tuple(row[key] for key in (*_WHERE, *_WHAT)), []).append(row)

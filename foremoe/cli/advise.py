@@ -1,4 +1,4 @@
-"""``foremoe advise``: what to change next."""
+"""``foremoe advise``: recommends the next change."""
 
 import dataclasses
 
@@ -22,8 +22,8 @@ _FEW = 4  # micro-steps
 
 _HELP = """Says what to change next: redundant slots, homes, dispatch, micro-step, activation recomputation or EP degree.
 
-Each change is tried alone, on a simulated sample of the stage planned by the default planner. Throughput is tokens per second
-and rank with the change over those without it.
+Tries each change alone: the default planner plans a sample of the stage, which is then simulated. Throughput is tokens per
+second and rank, relative to the case without the change.
 
 \b
 Example:
@@ -55,7 +55,7 @@ def advise(case_options: CaseOptions, json_file: str | None, look: Look = Look()
 
 
 def words(found: Advice, constants: str) -> list[str]:
-    """The advice, and what it rests on."""
+    """Formats the advice and the figures behind it."""
     now = f"now: {found.speedup:.2f}x over experts at home; even routing would gain {max(found.even_gain, 0.0):.1%} more"
     return [f"advice: {found}", f"{now} (simulated sample, {constants})"]
 

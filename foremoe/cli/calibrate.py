@@ -1,4 +1,4 @@
-"""``foremoe calibrate``: the cost model's constants, measured on this machine and written as a cluster file."""
+"""``foremoe calibrate``: measures the cost model's constants on this machine and writes a cluster file."""
 
 import datetime
 import json
@@ -40,9 +40,9 @@ BACKENDS = {
 
 _HELP = """Measures experts, layers, links and copies on this machine and fits the cost model's constants.
 
-The file that it writes serves every command as --cluster FILE.toml. Constants depend on the sizes of the model; run nothing
-else meanwhile. Several nodes: start it on all ranks with torchrun, then links across nodes are measured too. A fit with a
-residual above 25 %, a constant at its limit or repeats that spread by more than 10 % is written as not calibrated.
+Pass the file that it writes to other commands as --cluster FILE.toml. Constants depend on the sizes of the model. Run nothing
+else meanwhile. To measure links across nodes too, start it on all ranks with torchrun. A fit counts as not calibrated if a
+residual is above 25 %, a constant is at its limit, or repeats spread by more than 10 %.
 
 \b
 Examples:
@@ -55,22 +55,24 @@ Examples:
 @click.command(cls=JsonCommand, help=_HELP)
 @option(
     "--ranks", type=click.IntRange(1, 1024),
-    help="Processes of this machine, each with a GPU of its own if there are GPUs.  [default: 2; with one GPU 1]",
+    help="Processes to start on this machine, each with its own GPU if there are GPUs.  [default: 2, or 1 with one GPU]",
 )  # fmt: skip
 @option("--model", metavar="NAME|config.json|FILE.toml", help=f"Model whose sizes to measure: {MODELS}.  [default: none]")
-@option("--hidden", type=COUNT, help="Instead of --model: hidden size.  [default: none]")
-@option("--ffn", type=COUNT, help="Instead of --model: intermediate size of one expert.  [default: none]")
-@option("--experts", type=click.IntRange(1, MAX_EXPERTS), help="Instead of --model: experts per layer.  [default: none]")
-@option("--topk", type=click.IntRange(1, MAX_EXPERTS), help="Instead of --model: experts per token.  [default: none]")
+@option("--hidden", type=COUNT, help="Hidden size, in place of --model.  [default: none]")
+@option("--ffn", type=COUNT, help="Intermediate size of one expert, in place of --model.  [default: none]")
+@option("--experts", type=click.IntRange(1, MAX_EXPERTS), help="Experts per layer, in place of --model.  [default: none]")
+@option("--topk", type=click.IntRange(1, MAX_EXPERTS), help="Experts per token, in place of --model.  [default: none]")
 @option(
-    "--dtype", type=click.Choice(["bfloat16", "float32"]), help="Weights' and tokens' type.  [default: the model's; bfloat16]"
+    "--dtype",
+    type=click.Choice(["bfloat16", "float32"]),
+    help="Data type of weights and tokens.  [default: the model's, or bfloat16]",
 )
 @option("--tokens", type=click.IntRange(8, 2**31 - 1), default=2048, help="Tokens per rank and micro-step.")
-@option("--sequence-length", type=COUNT, default=512, help="Tokens of a sequence, at most --tokens.")
-@option("--seconds", type=Seconds(), default=90.0, help="Approximate time to measure.")
+@option("--sequence-length", type=COUNT, default=512, help="Tokens per sequence, at most --tokens.")
+@option("--seconds", type=Seconds(), default=90.0, help="Approximate measuring time in seconds.")
 @option(
     "--cluster", metavar="NAME|FILE.toml", default="8xh100",
-    help=f"Cluster whose figures to keep for links that cannot be measured: {CLUSTERS}.",
+    help=f"Cluster that gives the figures of links that cannot be measured: {CLUSTERS}.",
 )  # fmt: skip
 @accept_fit_option
 @option("-o", "--output", metavar="FILE.toml", required=True, help="The cluster file; residuals go to FILE.fit.json.")
@@ -123,7 +125,7 @@ def calibrate(
 def under_torchrun() -> bool:
     """True if torchrun, or a launcher that sets its variables, started this process as one of several ranks.
 
-    What a scheduler leaves behind in part is not enough to join the others.
+    An incomplete set of variables, such as a scheduler leaves behind, does not count.
     """
     rank, size, *others = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT"))
     if not os.environ.get("MASTER_ADDR") or not all(map(is_count, (rank, size, *others))):
@@ -132,12 +134,12 @@ def under_torchrun() -> bool:
 
 
 def bar() -> Progress:
-    """Shows how far the measuring is; made on the rank that reports."""
+    """Shows the progress of the measurement; created on the rank that reports."""
     return Progress("measuring")
 
 
 def source_of(case: Case, measured: Measured) -> str:
-    """One line: where the constants come from."""
+    """Returns one line that says where the constants come from."""
     m, versions = case.model, ", ".join(f"{name} {version}" for name, version in measured.versions.items())
     num_nodes = len(set(measured.node_of_rank))
     return (
@@ -148,7 +150,7 @@ def source_of(case: Case, measured: Measured) -> str:
 
 
 def report(found: Fit, measured: Measured, base: str, output: str) -> list[str | Table]:
-    """The tables of constants and of backends, and what stands below them."""
+    """Returns the tables of constants and of backends, and the lines below them."""
     figures = [line_of(one, CONSTANTS) for one in (*found.constants, *found.checks)]
     backends = [line_of(one, BACKENDS) for one in found.backends]
     head = f"{plural(len(measured.points), 'point')} on {measured.hardware}"
@@ -168,7 +170,7 @@ def report(found: Fit, measured: Measured, base: str, output: str) -> list[str |
 
 
 def line_of(figure: Any, columns: Mapping[str, Column]) -> dict[str, Any]:
-    """The figure's values by the names of columns; no points are unknown points."""
+    """Returns a figure's values by column name; without points, the number of points is unknown."""
     return {name: getattr(figure, name) if name != "num_points" else figure.num_points or None for name in columns}
 
 

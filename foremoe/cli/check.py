@@ -1,4 +1,4 @@
-"""``foremoe check``: does a plan file keep its laws, and does it belong to this routing?"""
+"""``foremoe check``: validates a plan file and checks that it was made for this routing."""
 
 import click
 import numpy as np
@@ -24,9 +24,9 @@ _SHOWN = 4
 
 _HELP = """Checks a plan against every law of the Plan IR; exit code 0 if all hold, 1 if not.
 
-Every token served exactly once where its expert is, homes and slots respected, transfers that bring what each use needs.
-With --trace or --workload also: the loads are those the plan was made for, the ranks' shares add up, and costs and bounds are
-what these counts come to. A plan of another trace is not called broken.
+Every token is served exactly once by a rank that holds its expert, homes and slots are respected, and copies bring the weights
+that each use needs. With --trace or --workload, loads must be those the plan was made for, the ranks' shares must add up, and
+costs and bounds must follow from these counts. A plan of another trace is reported as such, not as broken.
 
 \b
 Example:
@@ -38,10 +38,15 @@ Example:
 @click.argument("plan_file", metavar="PLAN")
 @option(
     "--trace", "traces", metavar="TRACE", multiple=True,
-    help="The routing it was made from (repeat for several, in order), dealt again as the plan says and compared.  "
+    help="Compare with the routing that the plan was made from, packed as the plan says (repeat for several, in order).  "
     "[default: none]",
 )  # fmt: skip
-@option("--workload", "workload_file", metavar="FILE", help="The counts it was made from, instead of --trace.  [default: none]")
+@option(
+    "--workload",
+    "workload_file",
+    metavar="FILE",
+    help="Compare with the counts that it was made from, instead of --trace.  [default: none]",
+)
 def check(plan_file: str, traces: tuple[str, ...], workload_file: str | None, json_file: str | None) -> None:
     """The command ``foremoe check``."""
     require_writable({"the JSON file": json_file}, [plan_file, workload_file, *traces])
@@ -73,7 +78,7 @@ def check(plan_file: str, traces: tuple[str, ...], workload_file: str | None, js
 
 
 def dealt_again(plan: Plan, traces: tuple[str, ...]) -> Workload:
-    """The workload of `traces`, dealt as the plan's header says."""
+    """Packs `traces` again as the plan's header says and returns the workload."""
     head = plan.header
     if head.dealt is None:
         raise InputError("the plan does not say how its batch was dealt (it was counted elsewhere); give --workload FILE.")
@@ -98,7 +103,9 @@ def dealt_again(plan: Plan, traces: tuple[str, ...]) -> Workload:
 
 
 def dealing_packer(text: str) -> PackSolver:
-    """The pack level of a plan file's text if it is one of foremoe's own: a file's text never imports or calls other code."""
+    """Returns the pack solver that a plan file names, if it is one of foremoe's; a file's text never imports or calls other
+    code.
+    """
     try:
         packer = parse(text, builtin=True)
     except Exception:  # the text is anybody's, and may fail in any way
@@ -110,7 +117,7 @@ def dealing_packer(text: str) -> PackSolver:
 
 
 def load_violations(plan: Plan, work: Workload, source: str) -> list[PlanError]:
-    """Where the plan's loads are not those of `work`."""
+    """Lists where the plan's loads differ from those of `work`."""
     shape, want = work.load_MLGE.shape, (plan.M, plan.L, plan.G, plan.E)
     if shape != want:
         sizes = f"{list(shape)} micro-steps, layers, ranks, experts"
@@ -127,7 +134,7 @@ def load_violations(plan: Plan, work: Workload, source: str) -> list[PlanError]:
 
 
 def share_violations(plan: Plan, work: Workload) -> list[PlanError]:
-    """Where the source ranks' shares do not add up: to every slot's quota, and to every source's own pairs."""
+    """Lists where the source ranks' shares do not sum to a slot's quota or to a source's own pairs."""
     total_MLP = np.zeros((plan.M, plan.L, plan.G * plan.S), np.int64)
     expert_MLP = plan.expert_MLGS.reshape(plan.M, plan.L, -1)
     row_MLP = np.arange(plan.N).reshape(plan.M, plan.L, 1) * plan.E + np.where(expert_MLP < 0, 0, expert_MLP)
@@ -148,7 +155,7 @@ def share_violations(plan: Plan, work: Workload) -> list[PlanError]:
 
 
 def price_violations(plan: Plan, work: Workload) -> list[PlanError]:
-    """Where the plan is not of `work` as its header poses it: another trace or dealing, other costs or bounds."""
+    """Lists where trace, packing, costs or bounds of the plan differ from those of `work` under the plan's header."""
     head = plan.header
     posed = Problem.of(work, head.cluster, model=head.model, redundant=head.redundant, schedule=head.schedule)
     return plan.violations(executable_problem(posed, plan))

@@ -1,4 +1,4 @@
-"""``foremoe compare``: strategies side by side on one case."""
+"""``foremoe compare``: compares strategies on one case."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -58,9 +58,9 @@ COLUMNS = {
 
 _HELP = """Plans one case with every strategy and prints a line for each.
 
-Several TRACEs are one workload. A TRACE may also be a workload file of counts. A row is a (micro-step, layer); skew is the
-largest over the mean rank load of a row, 1.000 is perfect. Baselines and solvers that you
-name run as they are; Planner(rank=(SOLVER,)) keeps experts at home in rows that SOLVER makes dearer.
+Several TRACEs form one workload. A TRACE may also be a workload file of counts. A row is one (micro-step, layer). Its skew is
+the load of the busiest rank over the mean; 1.000 is perfect. Baselines and solvers that you name have no guard;
+Planner(rank=(SOLVER,)) keeps experts at home in rows that SOLVER makes more expensive.
 
 \b
 Example:
@@ -71,7 +71,7 @@ Example:
 @click.command(cls=JsonCommand, help=_HELP)
 @case_options()
 @planners_option(
-    help="Strategies or solvers with commas between them, quoted for the shell if they have brackets; may be repeated. "
+    help="Comma-separated strategies or solvers; quote those with brackets for the shell. May be repeated. "
     "`foremoe solvers` lists them.  [default: all strategies but exact, which takes --exact-seconds]"
 )
 @option(
@@ -117,7 +117,7 @@ def compare(
 
 
 def table(rows: Sequence[Mapping[str, Any]], planners: Mapping[str, Planner]) -> Table:
-    """The table; under a sampled row stands foremoe's figure on the same rows, or that of the best one there is."""
+    """Returns the table; a sampled row is followed by foremoe's figure on the same rows, or by the best other one."""
     lines: list[dict[str, Any]] = []
     sources: list[Mapping[str, Any]] = []
     for row in rows:
@@ -139,7 +139,7 @@ def table(rows: Sequence[Mapping[str, Any]], planners: Mapping[str, Planner]) ->
 def footers(
     rows: Sequence[Mapping[str, Any]], planners: Mapping[str, Planner], constants: str, static_s: float
 ) -> list[str]:  # fmt: skip
-    """What a reader must know to read the table."""
+    """Returns the lines that explain the table."""
     lines = [f"stage, speed-up over static ({seconds(static_s)}): simulated, {constants}"]
     if any(row["transfer_s"] is not None and not planners[row["solver"]].keeps_homes for row in rows):
         lines.append("* homes move: scored, never executed; the stage has their weights and gradients on the way, exposed")
@@ -147,7 +147,7 @@ def footers(
 
 
 def notes(rows: Sequence[Mapping[str, Any]], key: str) -> list[str]:
-    """What the lines have to say, each sentence once, with the names of its lines."""
+    """Returns the notes of all lines, each sentence once, with the names of its lines."""
     names: dict[str, dict[str, None]] = {}
     num_names = len({row[key] for row in rows})
     for row in rows:

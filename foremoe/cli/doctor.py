@@ -1,4 +1,4 @@
-"""``foremoe doctor``: what this machine and environment have of what foremoe uses, for a bug report."""
+"""``foremoe doctor``: shows versions and hardware that matter to foremoe, for a bug report."""
 
 import os
 import platform

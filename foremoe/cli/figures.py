@@ -1,4 +1,4 @@
-"""What a trace, a workload or a plan says of itself: figures for JSON, and the same as lines of text."""
+"""Figures of a trace, a workload or a plan, for JSON and as lines of text."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -24,7 +24,7 @@ _HOTTEST = 5
 
 
 def trace_figures(trace: RoutingTrace) -> dict[str, Any]:
-    """Sizes, sequence lengths and how unevenly the experts are chosen."""
+    """Returns sizes, sequence lengths and how unevenly the experts are chosen."""
     length_Q = trace.seq_len_Q
     return {
         "tokens": trace.T, "unknown_tokens": 0 if trace.known_T is None else int((~trace.known_T).sum()), "sequences": trace.Q,
@@ -39,7 +39,7 @@ def trace_figures(trace: RoutingTrace) -> dict[str, Any]:
 
 
 def popularity(loads: Iterable[Array]) -> dict[str, Any]:
-    """Load of the hottest expert over the mean, of a layer and of the hottest layer; `loads` are int64 [E], layer by layer."""
+    """Returns the load of the hottest experts over the mean, with their layers; `loads` are int64 [E], layer by layer."""
     # One layer at a time: a few bytes of a file may name thousands of layers and of experts.
     highest, hottest, never_chosen = [], list[dict[str, Any]](), 0
     for layer, load_E in enumerate(loads):
@@ -57,7 +57,7 @@ def popularity(loads: Iterable[Array]) -> dict[str, Any]:
 
 
 def workload_figures(work: Workload) -> dict[str, Any]:
-    """Sizes, totals and skew with every expert at home."""
+    """Returns sizes, totals and skew with every expert at home."""
     statistics = skew_statistics(work) if work.E % work.G == 0 else None
     tokens_M = work.tokens_MG.sum(axis=1, dtype=np.int64)
     return {
@@ -73,7 +73,7 @@ def workload_figures(work: Workload) -> dict[str, Any]:
 
 
 def plan_figures(plan: Plan) -> dict[str, Any]:
-    """What was planned, skew before and after, copies, predicted seconds."""
+    """Returns the plan's sizes, skew before and after, copies and predicted seconds."""
     head, skew_ML, static_MLG = plan.header, plan.skew_ML, static_load_MLG(plan)
     return {
         "key": head.key, "planner": head.planner, "model": head.model.name, "cluster": head.cluster.name, "micro_steps": plan.M,
@@ -92,14 +92,14 @@ def plan_figures(plan: Plan) -> dict[str, Any]:
 
 
 def summary_figures(summary: PlanSummary) -> dict[str, Any]:
-    """Times of planning, and what each level brought."""
+    """Returns planning times and the gain of each level."""
     return {
         name: getattr(summary, name) for name in ("plan_s", "levels", "rows", "rows_kept_at_start", "unknown_share", "warnings")
     }
 
 
 def trace_text(figures: dict[str, Any]) -> list[str]:
-    """Lines for `trace_figures`."""
+    """Formats `trace_figures`."""
     length, shape = figures["sequence_length"], figures["models_of_this_shape"]
     unknown = f" ({figures['unknown_tokens']} with unknown routing)" if figures["unknown_tokens"] else ""
     unnamed = f"not named; the shape is that of {', '.join(shape)}" if shape else "not named, of no known shape"
@@ -115,7 +115,7 @@ def trace_text(figures: dict[str, Any]) -> list[str]:
 
 
 def popularity_text(figures: dict[str, Any]) -> list[str]:
-    """Lines for `popularity`."""
+    """Formats `popularity`."""
     over = figures["hottest_over_mean"]
     named = ", ".join(f"layer {h['layer']} expert {h['expert']} ({h['over_mean']:.2f}x)" for h in figures["hottest"])
     return [
@@ -126,7 +126,7 @@ def popularity_text(figures: dict[str, Any]) -> list[str]:
 
 
 def workload_text(figures: dict[str, Any]) -> list[str]:
-    """Lines for `workload_figures`."""
+    """Formats `workload_figures`."""
     size, static = figures["tokens_per_micro_step"], figures["static_skew"]
     unknown = f" ({figures['unknown_tokens']} with unknown routing)" if figures["unknown_tokens"] else ""
     skew_line = f"static skew: needs experts that divide over the ranks; {figures['experts']} over {figures['ranks']} do not"
@@ -147,7 +147,7 @@ def workload_text(figures: dict[str, Any]) -> list[str]:
 
 
 def dealing_text(dealt: Dealt | None, unknown: str) -> str:
-    """The text of how a batch was dealt; `unknown` where nobody has said it."""
+    """Describes how a batch was packed; `unknown` if that was not recorded."""
     return (
         f"{dealt.tokens_per_rank} tokens per rank by {printable(dealt.packer)}, seed {dealt.seed}"
         if dealt is not None

@@ -1,4 +1,4 @@
-"""What the command line's file names and preset names stand for."""
+"""Resolves the command line's file names and preset names."""
 
 import dataclasses
 import os
@@ -28,7 +28,7 @@ def is_file(text: str) -> bool:
 
 
 def model_of(text: str) -> Model:
-    """The preset, TOML file or Hugging Face config.json (or its folder) of that name."""
+    """Returns the model of that preset, TOML file or Hugging Face config.json (or its folder)."""
     name = text.lower()
     if is_file(text):
         # What a hub calls Qwen/Qwen3-30B-A3B is a preset, unless there is such a folder.
@@ -46,9 +46,9 @@ def cluster_of(
     text: str, ranks: int | None, ranks_per_node: int | None, dispatch: str | None = None, host_store: bool = False,
     accept_fit: bool = False,
 ) -> Cluster:  # fmt: skip
-    """The preset or TOML file of that name with as many ranks; None keeps what it says (a preset: the default).
+    """Returns the cluster of that preset or TOML file with `ranks` ranks; None keeps the file's number, or the preset's default.
 
-    A file says itself whether there are host stores. One whose fit explains nothing is refused unless `accept_fit` is set.
+    A file defines itself whether there are host stores. A file with too large a residual is refused unless `accept_fit` is set.
     """
     if not is_file(text):
         require_known(text.lower(), Cluster.preset_names(), "cluster preset")
@@ -65,7 +65,7 @@ def cluster_of(
 
 
 def model_told(name: str | None, num_layers: int, num_experts: int, num_topk: int) -> Model:
-    """The preset that a recording names, or the only one of its shape."""
+    """Returns the preset that a recording names, or the only one of its shape."""
     if name is not None and name.strip().lower() in Model.preset_names():
         return Model.preset(name)
     found = Model.matching(num_layers, num_experts, num_topk)
@@ -120,20 +120,22 @@ def read_trace(paths: Sequence[str], model: Model | None = None) -> RoutingTrace
 
 
 def layer_loads(trace: RoutingTrace) -> Iterator[Array]:
-    """int64 [E] of one layer after the other: pairs per expert over all known tokens."""
+    """Yields the pairs per expert over all known tokens, int64 [E], layer by layer."""
     topk_TLK = trace.topk_TLK if trace.known_T is None else trace.topk_TLK[trace.known_T]
     return (np.bincount(topk_TLK[:, at].ravel(), minlength=trace.num_experts) for at in range(trace.L))
 
 
 def trace_load(trace: RoutingTrace) -> Array:
-    """int64 [L, E]: the loads of all layers."""
+    """Returns the loads of all layers, int64 [L, E]."""
     what = f"loads of {trace.L} layers x {trace.num_experts} experts"
     require_budget(8 * trace.L * trace.num_experts, what, "give a history of the model's own sizes", trace.num_bytes)
     return np.stack(list(layer_loads(trace)))
 
 
 def history_load(path: str, work: Workload, model: Model | None) -> Array:
-    """int64 [L, E]: the load of an earlier step, summed over the tokens of a trace or the micro-steps of a workload file."""
+    """Returns the load of an earlier step, int64 [L, E], summed over the tokens of a trace or the micro-steps of a workload
+    file.
+    """
     earlier = read_routing([path], model)
     if isinstance(earlier, Workload):
         history_LE, layer_L = earlier.load_MLE.sum(axis=0, dtype=np.int64), earlier.moe_layer_L
@@ -147,12 +149,12 @@ def history_load(path: str, work: Workload, model: Model | None) -> Array:
 
 
 def layer_positions(there_L: Array, wanted_L: Array) -> tuple[list[int], list[int]]:
-    """Positions of the wanted layers among those that are there, and wanted layers that are not; both by the model's numbers."""
+    """Returns the positions of the requested layers, and the requested layers that are missing; both by the model's numbers."""
     position = {number: at for at, number in enumerate(there_L.tolist())}
     wanted = wanted_L.tolist()
     return [position[number] for number in wanted if number in position], [n for n in wanted if n not in position]
 
 
 def file_name(path: str) -> str:
-    """The last part of a path as printable text."""
+    """Returns the last part of a path as printable text."""
     return printable(click.format_filename(path, shorten=True))

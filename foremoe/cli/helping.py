@@ -1,4 +1,4 @@
-"""Help of a command: options in groups, in the order in which a reader needs them."""
+"""Help of a command: options in groups, the most needed first."""
 
 import textwrap
 
@@ -21,10 +21,10 @@ _COLUMN = 24  # where the explanations begin
 
 
 class HelpedCommand(click.Command):
-    """A command whose ``--help`` has its options in `GROUPS`, and that knows what planners are also called."""
+    """A command whose ``--help`` shows its options in `GROUPS`, and that accepts aliases of planner options."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Takes another word for a planner as the option that this command has."""
+        """Maps an alias of the planner option to the option that this command has."""
         known = {name for param in self.get_params(ctx) for name in param.opts}
         end = args.index("--") if "--" in args else len(args)
         return super().parse_args(ctx, [_planner_option(word, known) if i < end else word for i, word in enumerate(args)])

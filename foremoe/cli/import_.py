@@ -1,4 +1,4 @@
-"""``foremoe import``: files of engines and recorders as a trace, or as counts."""
+"""``foremoe import``: converts files of engines and recorders to a trace or to counts."""
 
 import click
 
@@ -9,11 +9,11 @@ from foremoe.cli.jsonio import JsonCommand, emit, require_writable
 from foremoe.cli.options import COUNT, DEFAULT_RANKS, DEFAULT_TOKENS_PER_RANK, RANKS, option
 from foremoe.workload.workload import Workload
 
-_HELP = """Reads FILEs of one recording, and writes a trace (.npz or .safetensors) or counts (.safetensors).
+_HELP = """Converts FILEs of one recording into a trace (.npz or .safetensors) or counts (.safetensors).
 
-JSON lines of answers of vLLM and SGLang; chosen experts of tokens as JSON lines, parquet, .pt or .npz; counts of SGLang's
-recorder, of TensorRT-LLM's statistics and of tables. Every other command takes such files, too. Tokens that a file does not
-know, or gives an expert twice, are unknown. Counts that do not tell source ranks are spread evenly over --ranks.
+Reads JSON lines of answers of vLLM and SGLang; chosen experts of tokens as JSON lines, parquet, .pt or .npz; counts of SGLang's
+recorder, of TensorRT-LLM's statistics and of tables. Every other command reads such files, too. A token is unknown if a file
+lacks its experts or lists one twice. Counts without source ranks are spread evenly over --ranks.
 
 \b
 Examples:
@@ -25,13 +25,13 @@ Examples:
 @click.command("import", cls=JsonCommand, help=_HELP)
 @click.argument("files", metavar="FILE...", nargs=-1, required=True)
 @option("-o", "--output", metavar="FILE", required=True, help="Where to write the trace or the counts.")
-@option("--model", metavar="NAME|config.json|FILE.toml", help="The model that was recorded.  [default: what the files say]")
+@option("--model", metavar="NAME|config.json|FILE.toml", help="The model that was recorded.  [default: as named in the files]")
 @option("--ranks", type=RANKS, default=DEFAULT_RANKS, help="For counts: source ranks to spread them over.")
 @option(
     "--tokens-per-rank", type=COUNT, default=DEFAULT_TOKENS_PER_RANK,
     help="For counts: join recorded steps until they have N tokens per rank.",
 )  # fmt: skip
-@option("--stage", type=click.Choice(["update", "recompute"]), default="update", help="For counts: their stage.")
+@option("--stage", type=click.Choice(["update", "recompute"]), default="update", help="For counts: the stage they belong to.")
 def import_(
     files: tuple[str, ...], output: str, model: str | None, ranks: int, tokens_per_rank: int, stage: str, json_file: str | None
 ) -> None:

@@ -1,4 +1,4 @@
-"""From the command line's options to a `Case`: files or synthetic routing, dealt, on a cluster, as one problem."""
+"""Builds a `Case` from the command line's options: reads or generates routing, packs it, and makes one problem."""
 
 import dataclasses
 import functools
@@ -53,19 +53,19 @@ class Case(NamedTuple):
 
     @property
     def constants(self) -> str:
-        """The same for readers of a table, with the residual of the fit."""
+        """Like `cost_model`, with the residual of the fit, for readers of a table."""
         return self.problem.cluster.standing
 
 
 def build_case(
     options: CaseOptions, packer: PackSolver | None = None, num_threads: int | None = None, progress: Progress | None = None
 ) -> Case:
-    """Reads, deals and poses what `options` describe, in file order without a pack level."""
+    """Builds the case that `options` describe, in file order without a pack level."""
     return _case(options, _dealt(options, packer, None, num_threads, progress), progress)
 
 
 def build_groups(options: CaseOptions, group_size: int | None, progress: Progress) -> tuple[Case, list[Problem]]:
-    """As `build_case`, with the ranks in EP groups of `group_size` (None: one group); the case is that of the first group."""
+    """Builds a case per EP group of `group_size` ranks (None: one group); the returned case is that of the first group."""
     whole = _dealt(options, None, group_size, None, progress)
     cases = list[Case]()
     for i, group in enumerate(ep_groups(whole.work, group_size or whole.work.G)):
@@ -156,7 +156,7 @@ def _lines(record: dict[str, Any], model_layers: int) -> list[str]:
 
 
 def require_one_source(options: CaseOptions) -> None:
-    """Raises InputError unless there is either a trace or a synthetic load to plan."""
+    """Raises InputError unless there is either a trace or a synthetic load, not both."""
     if options.traces and options.synthetic is not None:
         raise InputError("a TRACE and --synthetic exclude each other; give one of them.")
     if not options.traces and options.synthetic is None:
@@ -285,7 +285,7 @@ def _remarks(work: Workload, options: CaseOptions, trace: RoutingTrace | None) -
 
 
 def source_ranks(options: CaseOptions) -> int:
-    """--ranks, or what a cluster file says, or the default."""
+    """Returns --ranks, else the number in a cluster file, else the default."""
     if options.ranks is not None:
         return options.ranks
     if not is_file(options.cluster):
@@ -294,7 +294,7 @@ def source_ranks(options: CaseOptions) -> int:
 
 
 def require_divides(num_experts: int, ranks: int, option: str = "--ranks") -> None:
-    """Raises InputError unless the experts divide over the ranks; dealing to too many ranks costs memory before it fails."""
+    """Raises InputError unless the experts divide over the ranks, before any memory is spent on packing."""
     if num_experts % ranks:
         numbers = ", ".join(str(d) for d in range(1, num_experts + 1) if num_experts % d == 0)
         raise InputError(f"{num_experts} experts do not divide over {ranks} ranks; give {option} one of {numbers}.")

@@ -1,4 +1,4 @@
-"""``foremoe inspect``: what a file is and what is in it."""
+"""``foremoe inspect``: shows what a file is and what it contains."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from foremoe.plan.plan import Plan
 from foremoe.routing.trace import RoutingTrace
 from foremoe.workload.workload import Workload
 
-_HELP = """Says what FILE is (trace, workload or plan) and prints its figures.
+_HELP = """Shows what FILE is (trace, workload or plan) and prints its figures.
 
 \b
 Examples:
@@ -27,7 +27,7 @@ Examples:
 
 @click.command(cls=JsonCommand, help=_HELP)
 @click.argument("file")
-@option("--ranks", type=RANKS, help="For a trace: also show its skew when dealt to that many ranks.  [default: not dealt]")
+@option("--ranks", type=RANKS, help="For a trace: also show its skew on N ranks.  [default: no skew]")
 @option(
     "--tokens-per-rank", type=COUNT,
     help=f"For a trace with --ranks: token budget of one rank in a micro-step.  [default: {DEFAULT_TOKENS_PER_RANK}]",

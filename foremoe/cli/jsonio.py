@@ -1,4 +1,4 @@
-"""What a command prints: text, tables, CSV, or JSON by an option ``--json`` whose file name never swallows a trace."""
+"""Output of a command: text, tables, CSV or JSON; the value of ``--json`` never swallows the name of a trace."""
 
 import dataclasses
 import json
@@ -19,7 +19,7 @@ from foremoe.cli.terminal import has_colour, width, wrapped
 
 STDOUT = "-"
 _HELP = (
-    "Print figures as JSON instead of text. With a file (--json=FILE, or a next word that ends in .json), JSON is written there, "
+    "Print figures as JSON instead of text. With a file (--json=FILE, or a next word that ends in .json), JSON goes there, "
     "and the text still goes to stdout.  [default: text only]"
 )
 
@@ -43,7 +43,7 @@ def _with_value(args: list[str]) -> list[str]:
 
 
 def require_writable(outputs: Mapping[str, str | None], inputs: Iterable[str | None] = ()) -> None:
-    """Refuses output files (by name; None and "-" are not files) before any work is done; none may replace an input."""
+    """Refuses unwritable output files before any work is done (None and "-" are not files); none may replace an input."""
     taken = {_place(path) for path in inputs if path}
     for what, path in outputs.items():
         if path is None or path == STDOUT:
@@ -70,7 +70,7 @@ def _place(path: str) -> str:
 
 
 def plain(value: Any) -> Any:
-    """`value` as plain JSON types: numpy numbers and arrays too; NaN and infinity become null."""
+    """Converts `value` to plain JSON types, numpy numbers and arrays included; NaN and infinity become null."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -90,9 +90,9 @@ def emit(
     lines: Iterable[str | Table],
     look: Look = Look(),  # noqa: B008
 ) -> None:
-    """Prints lines and tables, or JSON or CSV instead of them; writes the JSON file if one was asked for.
+    """Prints lines and tables, or JSON or CSV instead; writes the JSON file if there is one.
 
-    On a terminal lines end at words, and the best and the failing lines of tables have a colour.
+    On a terminal, lines wrap at words, and the best and the failing lines of tables are coloured.
     """
     if json_file is not None:
         body = json.dumps(plain({**payload, "foremoe_version": __version__}), indent=2, allow_nan=False) + "\n"

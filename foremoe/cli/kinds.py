@@ -1,4 +1,4 @@
-"""Kinds of values that options take: how tokens travel, and numbers of slots."""
+"""Types of option values: dispatch, and numbers of slots."""
 
 import re
 from typing import Any, ClassVar
@@ -12,7 +12,7 @@ AUTO = "auto"
 
 
 class Dispatch(click.Choice):  # type: ignore[type-arg]
-    """How tokens travel; the names of libraries are answered by the way in which those send."""
+    """The kind of dispatch; a library's name gives an error that names the kind which it uses."""
 
     LIBRARIES: ClassVar = {"deepep": "node", "hybridep": "node", "alltoall": "pairs", "nccl": "pairs"}
 
@@ -20,7 +20,7 @@ class Dispatch(click.Choice):  # type: ignore[type-arg]
         super().__init__(DISPATCHES)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The choice; fails with one sentence."""
+        """Returns the choice, or fails with one sentence."""
         way = self.LIBRARIES.get(re.sub(r"[^a-z]", "", str(value).lower()))
         if way is not None:
             self.fail(f"{value!r} is a library; did you mean {way!r}, which is how it sends tokens?", param, ctx)
@@ -36,5 +36,5 @@ class SlotCount(click.IntRange):
         super().__init__(0, MAX_EXPERTS)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The number, or None; fails with one sentence."""
+        """Returns the number, or None; fails with one sentence."""
         return None if value == AUTO else super().convert(value, param, ctx)

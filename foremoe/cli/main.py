@@ -1,7 +1,7 @@
-"""``foremoe``: the group of commands, and the one place where bad input becomes one sentence and an exit code.
+"""``foremoe``: the group of commands; turns bad input into one sentence and an exit code.
 
 Exit codes: 0 done, 1 a checked plan is broken or of another trace, 2 bad input, 130 interrupted. The module of a command is
-imported when the command runs, so that ``foremoe --help`` is quick.
+imported when the command runs, so that ``foremoe --help`` is fast.
 """
 
 import importlib
@@ -37,10 +37,10 @@ COMMANDS = {
 
 
 class OneSentence(click.Command):
-    """A command that ends bad input with ``error: <one sentence>`` on stderr, never with a traceback."""
+    """A command that reports bad input as ``error: <one sentence>`` on stderr, without a traceback."""
 
     def main(self, args: Sequence[str] | None = None, *_: Any, standalone_mode: bool = True, **extra: Any) -> Any:
-        """Runs the command line and exits; with ``standalone_mode=False`` errors are raised instead."""
+        """Runs the command line and exits; with ``standalone_mode=False`` raises errors instead."""
         if not standalone_mode:
             return super().main(args, standalone_mode=False, **extra)
         try:
@@ -60,7 +60,7 @@ class OneSentence(click.Command):
         sys.exit(code if isinstance(code, int) else 0)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Runs the chosen command; an interrupt leaves one line."""
+        """Runs the chosen command; an interrupt prints one line."""
         try:
             return super().invoke(ctx)
         except (KeyboardInterrupt, EOFError):
@@ -71,15 +71,15 @@ class CommandLine(OneSentence, click.Group):
     """The group of commands."""
 
     def main(self, args: Sequence[str] | None = None, *_: Any, **extra: Any) -> Any:
-        """Runs the command line under the package's name, however it was started; with nothing at all, shows the help."""
+        """Runs the command line under the package's name, however it was started; shows the help if there are no arguments."""
         return super().main((sys.argv[1:] if args is None else list(args)) or ["--help"], **(extra | {"prog_name": "foremoe"}))
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Names of the commands."""
+        """Returns the names of the commands."""
         return sorted(COMMANDS)
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        """The command of that name, imported now."""
+        """Imports and returns the command of that name."""
         if name not in COMMANDS:
             return None
         name = {"import": "import_"}.get(name, name.replace("-", "_"))  # a keyword is no name
@@ -93,7 +93,7 @@ class CommandLine(OneSentence, click.Group):
                 click.echo("\r       \r", err=True, nl=False)
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click, but with the name that was meant."""
+        """As click does, but suggests the closest name."""
         if args[0] not in COMMANDS and not args[0].startswith("-"):
             meant = did_you_mean(args[0], COMMANDS)
             raise click.UsageError(f"there is no command {args[0]!r}; {meant}the commands are {', '.join(sorted(COMMANDS))}.")
@@ -106,7 +106,7 @@ class CommandLine(OneSentence, click.Group):
 
 
 def fail(sentence: str) -> NoReturn:
-    """Ends with one line on stderr, which ends at words on a terminal."""
+    """Exits with one message on stderr, wrapped at words on a terminal."""
     line = f"error: {printable(' '.join(sentence.split()))}"
     click.echo("\n".join(wrapped(line, width(sys.stderr))), err=True)
     sys.exit(BAD_INPUT)

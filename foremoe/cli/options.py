@@ -35,21 +35,21 @@ COUNT, RANKS = click.IntRange(1, 2**31 - 1), click.IntRange(1, MAX_EXPERTS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerOptions:
-    """What the command line said about the trainer around the stage; None where it said nothing."""
+    """Options about the trainer around the stage; None if not given."""
 
     optimizer_bytes: float = 12.0
     data_parallel: int | None = None
     rollout_share: Mapping[str, Any] | None = None  # as `Rollout` reads it
 
     def of(self, num_groups: int = 1) -> Trainer:
-        """The trainer of so many EP groups where no option says how many there are."""
+        """Returns the trainer; `num_groups` is used if no option gives the number of EP groups."""
         data_parallel = self.data_parallel or num_groups
         return Trainer(optimizer_bytes=self.optimizer_bytes, data_parallel=data_parallel, **(self.rollout_share or {}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaseOptions:
-    """What the command line said about the case; None where it said nothing."""
+    """Options about the case; None if not given."""
 
     traces: tuple[str, ...]
     synthetic: str | None
@@ -77,12 +77,12 @@ class CaseOptions:
 
     @property
     def files(self) -> list[str | None]:
-        """Files that the case reads."""
+        """Returns the files that the case reads."""
         return [*self.traces, self.history, self.synthetic, self.model, self.cluster]
 
 
 def option(*names: str, **settings: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """As `click.option`, with the default shown and numbers named N."""
+    """Like `click.option`, but shows the default and names numbers N."""
     if isinstance(settings.get("type"), click.IntRange):
         settings.setdefault("metavar", "N")
     return click.option(*names, **({"show_default": True} | settings))
@@ -97,11 +97,11 @@ _CASE = {
     "traces": click.argument("traces", metavar="[TRACE]...", nargs=-1),
     "synthetic": option(
         "--synthetic", metavar=_MODEL,
-        help=f"Make seeded artificial routing of a model instead of reading a TRACE: {MODELS}.  [default: none]",
+        help=f"Generate synthetic routing of a model instead of reading a TRACE: {MODELS}.  [default: none]",
     ),
     "regime": option(
         "--regime", type=click.Choice([*REGIMES, *IMBALANCES]), metavar="NAME",
-        help=f"How uneven --synthetic routing is, and how fast it moves: {', '.join(REGIMES)}; or W0 to W7 of Megatron-LM's"
+        help=f"How uneven --synthetic routing is, and how fast it changes: {', '.join(REGIMES)}; or W0 to W7 of Megatron-LM's"
         f" imbalance benchmark: {', '.join(IMBALANCES)}.  [default: {DEFAULT_REGIME}]",
     ),
     "ranks": option(
@@ -117,32 +117,32 @@ _CASE = {
     ),
     "micro_steps": option(
         "--micro-steps", metavar="N", type=COUNT,
-        help="With a TRACE: take the first N micro-steps only.  [default: all]  With --synthetic: make N."
+        help="With a TRACE: use only the first N micro-steps.  [default: all]  With --synthetic: generate N."
         f"  [default: {DEFAULT_MICRO_STEPS}]",
     ),
     "layers": option(
         "--layers", metavar="A:B", help="Only MoE layers A to B-1 (from 0), such as those of one pipeline rank.  [default: all]"
     ),
-    "shuffle": option("--shuffle", is_flag=True, help="Deal the sequences in a random order drawn with --seed."),
-    "seed": option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, help="Seed of all random draws."),
+    "shuffle": option("--shuffle", is_flag=True, help="Shuffle the sequences with --seed before packing them."),
+    "seed": option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, help="Random seed."),
     "history": option(
         "--history", metavar="TRACE",
-        help="Trace of an earlier step: the load that foresight 'previous' begins with.  [default: none]",
+        help="Trace of an earlier step, which gives foresight 'previous' its first load.  [default: none]",
     ),
     "model": option(
         "--model", metavar=_MODEL,
-        help=f"The model that was recorded: {MODELS}.  [default: what the TRACE says, or the only one of its shape]",
+        help=f"The model that was recorded: {MODELS}.  [default: as named in the TRACE, or the only preset of its shape]",
     ),
     "cluster": option("--cluster", metavar=_TOML, default="8xh100", help=f"Kind of node: {CLUSTERS}."),
     "accept_fit": accept_fit_option,
     "dispatch": option(
         "--dispatch", type=Dispatch(),
-        help="How tokens travel: every (token, expert) pair by itself, as in a plain all-to-all, or a token once to every node"
-        " that serves it, as DeepEP and HybridEP send it.  [default: pairs, or what a file says]",
+        help="How tokens are sent: every (token, expert) pair by itself, as in a plain all-to-all, or a token once to every node"
+        " that serves it, as in DeepEP and HybridEP.  [default: pairs, or what a file says]",
     ),
     "host_store": option(
         "--host-store", is_flag=True,
-        help="Allow weights to come from a copy of all experts in every node's host memory; a cluster file sets this itself.",
+        help="Allow copies from a host store of all experts in every node's host memory; a cluster file sets this itself.",
     ),
     "stage": option(
         "--stage", type=click.Choice(["update", "recompute"]),
@@ -150,7 +150,7 @@ _CASE = {
     ),
     "redundant": option(
         "--redundant", metavar="R", type=SlotCount(), default=AUTO,
-        help="Redundant slots per rank: experts that a rank can hold besides its own; auto takes as many as pay.",
+        help="Redundant slots per rank: experts that a rank can hold besides its own; auto takes as many as pay off.",
     ),
     "objective": option(
         "--objective", type=click.Choice(["time", "balance"]), default="time",
@@ -167,13 +167,13 @@ _CASE = {
     ),
     "replicas": option(
         "--replicas", type=click.Choice(["any", "node"]), default="any",
-        help="Where replicas may live: on any rank, or only in their home's node.",
+        help="Where replicas may be placed: on any rank, or only in their home's node.",
     ),
 }  # fmt: skip
 
 
 def case_options(*, without: Sequence[str] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Adds every option of a case but those that a command has of its own, as one `CaseOptions` in ``case_options``."""
+    """Adds all options of a case but those named, as one `CaseOptions` in ``case_options``."""
     names = [name for name in _CASE if name not in without]
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
@@ -190,12 +190,12 @@ def case_options(*, without: Sequence[str] = ()) -> Callable[[Callable[..., None
 
 
 class Rollout(click.ParamType):  # type: ignore[type-arg]
-    """A share of a step such as ``0.4``, or seconds such as ``30s``, as the options of `Trainer`."""
+    """A share of a step such as ``0.4``, or seconds such as ``30s``, as options of `Trainer`."""
 
     name = "rollout"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, float]:
-        """The share or the seconds; fails with one sentence."""
+        """Returns the share or the seconds, or fails with one sentence."""
         text = str(value).strip()
         try:
             number = float(text.removesuffix("s"))
@@ -215,18 +215,18 @@ _TRAINER = {
     ),
     "data_parallel": option(
         "--data-parallel", metavar="N", type=click.IntRange(1, 2**20),
-        help="EP groups that train together: they share the optimizer's state and reduce gradients.  [default: those planned]",
+        help="EP groups that train together; they share optimizer state and reduce gradients.  [default: the planned ones]",
     ),
     "rollout_share": option(
         "--rollout-share", metavar="SHARE|SECONDSs", type=Rollout(),
         help="Part of a training step with static placement that lies outside the stages: a share (0.4) or seconds (30s)."
-        "  [default: unknown; gains of a step are told for 50, 85 and 95 %]",
+        "  [default: unknown; the gain of a step is shown for 50, 85 and 95 %]",
     ),
 }  # fmt: skip
 
 
 def trainer_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Adds the options of the trainer around the stage, as ``case_options.trainer``; stands below `case_options`."""
+    """Adds the options of the trainer around the stage, as ``case_options.trainer``; use it below `case_options`."""
 
     @functools.wraps(function)
     def wrapped(case_options: CaseOptions, **given: Any) -> None:
@@ -246,13 +246,13 @@ _LOOK = {
         help="Columns to show, by their names in JSON, such as skew_mean,peak_bytes.  [default: the most important that fit]",
     ),
     "csv": option(
-        "--csv", is_flag=True, help="Print only the rows, as CSV, in seconds and bytes, with JSON's names."
+        "--csv", is_flag=True, help="Print only the rows as CSV, in seconds and bytes, with the names of JSON."
     ),
 }  # fmt: skip
 
 
 def table_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Adds the options that say how tables look, as one `Look` in ``look``."""
+    """Adds the options for the look of tables, as one `Look` in ``look``."""
 
     @functools.wraps(function)
     def wrapped(wide: bool, columns: tuple[str, ...], csv: bool, **given: Any) -> None:
@@ -271,12 +271,12 @@ def table_options(function: Callable[..., None]) -> Callable[..., None]:
 gpus_option = option(
     "--gpus",
     type=RANKS,
-    help="All GPUs of the job, EP x DP x PP, in place of --ranks, the GPUs of one pipeline rank.  [default: --ranks x --pp]",
+    help="GPUs of the whole job, EP x DP x PP; replaces --ranks, the GPUs of one pipeline rank.  [default: --ranks x --pp]",
 )
 
 
 def on_gpus(options: CaseOptions, gpus: int | None, pp: int) -> CaseOptions:
-    """The case on so many GPUs in all; raises InputError where they are not a number of pipelines."""
+    """Returns the case on `gpus` GPUs; raises InputError if `pp` does not divide them."""
     if gpus is None:
         return options
     if options.ranks is not None:

@@ -1,4 +1,4 @@
-"""``foremoe plan``: one plan file from routing."""
+"""``foremoe plan``: plans routing and writes a plan file."""
 
 from dataclasses import asdict
 
@@ -16,8 +16,8 @@ from foremoe.simulate import gain
 
 _HELP = """Plans replicas and token quotas for every layer of every micro-step.
 
-Several TRACEs are one workload. A TRACE may also be a workload file of counts. Prints what the plan reaches; the same
-input gives the same file, byte for byte.
+Several TRACEs form one workload. A TRACE may also be a workload file of counts. Prints a summary of the plan. The same input
+gives the same file, byte for byte.
 
 \b
 Example:
@@ -31,10 +31,10 @@ Example:
     "--planner", "planner_name", metavar="NAME", default="foremoe",
     help="A strategy, an installed solver, or a text such as 'Quota(min_pairs=64)'; `foremoe solvers` lists them.",
 )  # fmt: skip
-@option("-o", "--output", metavar="FILE", help="Where to write the plan (.safetensors).  [default: nowhere, print only]")
+@option("-o", "--output", metavar="FILE", help="Where to write the plan (.safetensors).  [default: print only]")
 @option(
     "--save-workload", metavar="FILE",
-    help="Also write the counts that were planned (.safetensors), for `foremoe check --workload`.  [default: nowhere]",
+    help="Also write the counts that were planned (.safetensors), for `foremoe check --workload`.  [default: not written]",
 )  # fmt: skip
 @threads_option
 @trainer_options

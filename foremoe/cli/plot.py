@@ -1,4 +1,4 @@
-"""``--plot`` of ``foremoe ablate``: bars of speed-ups, by matplotlib if it is there."""
+"""``--plot`` of ``foremoe ablate``: bars of speed-ups, drawn by matplotlib."""
 
 import importlib.util
 import textwrap
@@ -15,7 +15,7 @@ _LABEL, _TITLE = 40, 110  # letters of a line
 
 
 def require_matplotlib() -> None:
-    """Raises InputError where matplotlib is missing, before anything is planned."""
+    """Raises InputError if matplotlib is missing, before anything is planned."""
     if importlib.util.find_spec("matplotlib") is None:
         raise InputError("--plot needs matplotlib; pip install matplotlib.")
 
@@ -24,7 +24,7 @@ def plot(path: str, bars: "Sequence[Bar]", title: str) -> str:
     """Draws the bars with their spreads over seeds; returns a line that names the file.
 
     Raises:
-        InputError: The file cannot be written, or its ending is none that matplotlib knows.
+        InputError: The file cannot be written, or matplotlib does not know its suffix.
     """
     from matplotlib.figure import Figure
 

@@ -1,4 +1,4 @@
-"""Progress on stderr: a line that moves on a terminal, one plain line per task elsewhere."""
+"""Progress on stderr: an updated line on a terminal, one plain line per task elsewhere."""
 
 import contextlib
 import sys
@@ -18,15 +18,15 @@ COMPILING = "compiling kernels (first run; `foremoe warm-up` does it ahead)"
 
 
 class Progress:
-    """Call it with (task, done, total). It never writes to stdout, and nothing that it shows is a result.
+    """Call it with (task, done, total). It never writes to stdout and shows no results.
 
-    Use as a context manager: inside, the line shows that time goes on, and compiling is told once; leaving it clears the line,
-    also after an error.
+    Use it as a context manager: inside, the line also shows the elapsed time and, once, that kernels compile. Leaving clears the
+    line, even after an error.
 
     Args:
-        verb: What the tasks are done by.
-        tasks: How many there will be, as far as it is known; `tasks` may be set later.
-        tells: Say that kernels are compiled.
+        verb: What is done in a task, such as "planning".
+        tasks: Expected number of tasks, if known; may be set later.
+        tells: Whether to say that kernels compile.
     """
 
     def __init__(self, verb: str = "planning", tasks: int | None = None, *, tells: bool = True) -> None:
@@ -70,17 +70,17 @@ class Progress:
                     self._clear()
 
     def within(self, task: str) -> Callable[[str, int, int], None]:
-        """A callback whose tasks count as parts of one."""
+        """Returns a callback whose tasks count as parts of one task."""
         return lambda _, done, total: self(task, done, total)
 
     def note(self, text: str) -> None:
-        """One line that stays."""
+        """Prints one line that stays."""
         with self._lock:
             self._clear()
             click.echo("\n".join(wrapped(printable(text), width(sys.stderr))), err=True)
 
     def status(self, now_s: float) -> str:
-        """The line: task, which of how many, its bar, time gone, and time left once it can be told."""
+        """Returns the line: task, its number, bar, elapsed time, and remaining time once it can be estimated."""
         gone_s = now_s - self._begin_s
         words = [self.verb if self.task else "preparing"]
         if self.task:
@@ -125,7 +125,7 @@ class Progress:
 
 
 def clock(seconds: float) -> str:
-    """``0:07``, ``12:34``, ``1:02:03``."""
+    """Formats seconds: ``0:07``, ``12:34``, ``1:02:03``."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

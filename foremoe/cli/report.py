@@ -1,4 +1,4 @@
-"""``foremoe report``: one HTML page of a plan."""
+"""``foremoe report``: writes an HTML page about a plan."""
 
 import datetime
 import shlex
@@ -26,21 +26,21 @@ NOTHING = "none"
 
 
 class RecordedCommand(HelpedCommand):
-    """A command that knows the words it was called with: ``context.meta["command"]``."""
+    """A command that records its arguments in ``context.meta["command"]``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Keeps the words before click takes them apart."""
+        """Records the arguments before click parses them."""
         ctx.meta["command"] = shlex.join(["foremoe", str(ctx.info_name), *args])
         return super().parse_args(ctx, args)
 
 
-_HELP = """Writes one self-contained HTML page of a plan; it opens from disk in any browser and needs no network.
+_HELP = """Writes one self-contained HTML page about a plan. It opens from disk in any browser and needs no network.
 
-Skew before and after, the chosen layer's loads and copies, a simulated timeline, links, memory, strategies, and what each
-change of the case would give. Times are simulated.
+It shows skew before and after, the chosen layer's loads and copies, a simulated timeline, links, memory, strategies, and the
+gain of each possible change of the case. Times are simulated.
 
-All ranks (--ranks) share the tokens; with --ep or --pp the page has a plan for every EP group and pipeline rank, shows the
-slowest first, and lets the reader choose among them.
+All ranks (--ranks) share the tokens. With --ep or --pp the page has a plan for every EP group and pipeline rank, and shows the
+slowest first.
 
 \b
 Example:
@@ -57,16 +57,14 @@ Example:
 )  # fmt: skip
 @option(
     "--plan", "plan_file", metavar="FILE",
-    help="Show this plan instead of planning. The machine, slots and dealing are the plan file's then; give the TRACE it was "
+    help="Show this plan instead of planning. The machine, slots and packing come from the file; give the TRACE it was "
     "made from, or the same --synthetic options.  [default: plan now]",
 )  # fmt: skip
 @option("--ep", type=RANKS, help="Ranks per expert-parallel group; the page shows each group.  [default: all]")
 @gpus_option
 @option("--pp", type=COUNT, default=1, help="Pipeline ranks that the layers are split over; the page shows each.")
 @option("--vpp", type=COUNT, default=1, help="Chunks per pipeline rank (interleaved schedule).")
-@planners_option(
-    help="Strategies or solvers of the table, as for `foremoe compare`; none for no table.  [default: all but exact]"
-)
+@planners_option(help="Strategies or solvers to compare, as for `foremoe compare`; none for no table.  [default: all but exact]")
 @threads_option
 @option("-o", "--output", metavar="FILE.html", required=True, help="Where to write the page.")
 @trainer_options

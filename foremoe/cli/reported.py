@@ -1,4 +1,4 @@
-"""A plan to write or to show: of a case planned now, or of a file with the problem it was made for."""
+"""Plans to write or to show: planned now from a case, or read from a file with the problem it was made for."""
 
 import dataclasses
 from typing import NamedTuple
@@ -21,7 +21,7 @@ from foremoe.workload.workload import Workload
 
 
 class Shown(NamedTuple):
-    """A plan, and what it is of."""
+    """A plan with its problem."""
 
     posed: Problem  # with its own homes
     problem: Problem  # with the homes that the plan has
@@ -33,7 +33,7 @@ class Shown(NamedTuple):
 
     @property
     def moves_s(self) -> float:
-        """Seconds from the posed homes to the plan's."""
+        """Seconds for moving experts from the original homes to the plan's."""
         return float(home_moves_L(self.posed, self.problem.home_LE, self.home).sum())
 
 
@@ -43,7 +43,7 @@ def plan_case(
     threads: int | None,
     progress: Progress,
 ) -> tuple[Case, Shown, PlanSummary]:
-    """The case, planned now."""
+    """Plans the case now."""
     planner = planner_of(name, options.shuffle)
     case = build_case(options, planner.pack, threads, progress)
     # The home level acts once per step, outside of planning; a command's case is the whole step.
@@ -56,7 +56,7 @@ def plan_case(
 
 
 def read_plan(options: CaseOptions, planner_name: str | None, plan_file: str) -> Shown:
-    """The plan of a file, and the problem it was made for."""
+    """Reads a plan file and returns the plan with the problem it was made for."""
     require_one_source(options)
     plan = Plan.load(plan_file)
     # A file's own text never imports anything: only the caller of the command may name code that runs.
@@ -97,5 +97,5 @@ def _work_of(paths: tuple[str, ...], plan: Plan) -> Workload:
 
 
 def source_of(case: Case) -> str:
-    """Where the load of a case comes from, in a few words."""
+    """Describes in a few words where the load of a case comes from."""
     return case.line.removeprefix("case: ").partition(": ")[0]

@@ -1,4 +1,4 @@
-"""What a report says beside its plan: strategies on the same case, and a job of several EP groups and pipeline ranks."""
+"""Other parts of a report: strategies on the same case, and jobs of several EP groups and pipeline ranks."""
 
 import datetime
 import os
@@ -27,7 +27,7 @@ def report_job(
     options: CaseOptions, name: str, sizes: tuple[int | None, int, int], planners: Mapping[str, Planner], threads: int | None,
     output: str, command: str,
 ) -> list[str]:  # fmt: skip
-    """Plans every EP group and pipeline rank, and writes the page; returns what to print.
+    """Plans every EP group and pipeline rank, writes the page, and returns the lines to print.
 
     Args:
         sizes: Ranks of an EP group (None: all), pipeline ranks, and chunks of each.
@@ -60,12 +60,12 @@ def report_job(
 
 
 def seeded(source: str, seed: int) -> str:
-    """Where the load comes from, with the seed."""
+    """Describes where the load comes from, with the seed."""
     return source if "seed" in source else f"{source}, seed {seed}"
 
 
 def wrote(output: str) -> str:
-    """The line that names the page."""
+    """Returns the line that names the page."""
     return f"wrote {click.format_filename(output)} ({os.path.getsize(output) / 1e6:.1f} MB)"
 
 
@@ -77,7 +77,7 @@ def strategy_lines(
     trainer: Trainer,
     progress: Progress,
 ) -> Sequence[Mapping[str, Any]]:
-    """The rows of the table of strategies."""
+    """Returns the rows of the table of strategies."""
     problem, history_LE = shown.posed, shown.history_LE
     sampled = {name for name, planner in planners.items() if any(solver.exact for solver in planner.rank)}
     if not sampled:

@@ -1,4 +1,4 @@
-"""``foremoe simulate``: what each strategy would give on a cluster, as an event timeline."""
+"""``foremoe simulate``: simulates every strategy on a cluster as an event timeline."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -48,8 +48,8 @@ COLUMNS = {
 
 _HELP = """Plans one case with every strategy, simulates the stage and prints a line for each.
 
-All ranks (--ranks) share the tokens; --ep cuts them into expert-parallel groups, and --pp puts as many more behind them.
-Simulated seconds follow from the constants of the cluster, as the cost model does; `foremoe calibrate` fits them on a
+All ranks (--ranks) share the tokens; --ep splits them into expert-parallel groups. With --pp there are as many ranks for each
+further part of the pipeline. Simulated seconds depend on the constants of the cluster; `foremoe calibrate` fits them on a
 machine.
 
 \b
@@ -72,11 +72,11 @@ Example:
 @option("--prefetch", type=click.IntRange(0, 2**31 - 1), default=2, help="How many layer uses ahead a copy may start.")
 @option(
     "--foresight", metavar="LIST", multiple=True,
-    help="Instead of strategies, one planner (--planners NAME, or foremoe) under several kinds of knowledge: exact, previous"
-    " (micro-step), step (the sum of all), rerouted=SHARE, noisy=DRIFT, none (static).  [default: no such table]",
+    help="Compare kinds of foresight for one planner (--planners NAME, or foremoe) instead of strategies: exact, previous"
+    " (micro-step), step (the sum of all), rerouted=SHARE, noisy=DRIFT, none (static).  [default: compare strategies]",
 )  # fmt: skip
 @option(
-    "--trace", "trace_file", metavar="FILE", help="Write the first EP group's stage as a trace for Perfetto, static and planned"
+    "--trace", "trace_file", metavar="FILE", help="Write the first EP group's stage, static and planned, as a trace for Perfetto"
     " (by foremoe, or the first of --planners); compressed if FILE ends in .gz.  [default: no trace]",
 )  # fmt: skip
 @table_options
@@ -159,7 +159,7 @@ def _system(name: str, prefetch: int) -> System:
 
 
 def footers(rows: Sequence[Mapping[str, Any]], constants: str) -> list[str]:
-    """What a reader must know to read the table."""
+    """Returns the lines that explain the table."""
     lines = [
         f"simulated; constants: {constants}; stage and its parts: slowest group",
         *(f"{row['solver']}: {row['note']}" for row in rows if row.get("note")),
@@ -170,7 +170,7 @@ def footers(rows: Sequence[Mapping[str, Any]], constants: str) -> list[str]:
 
 
 def step_line(rows: Sequence[Mapping[str, Any]], trainer: Trainer) -> str:
-    """What the column of whole steps assumes; without --rollout-share, the gain of the fastest line at several shares."""
+    """Says what the column of whole steps assumes; without --rollout-share, gives the fastest line's gain at several shares."""
     known = [row for row in rows if row["step_speedup_at"] is not None]
     if not known:
         return "step: unknown without static; add it to --planners"
@@ -183,11 +183,11 @@ def step_line(rows: Sequence[Mapping[str, Any]], trainer: Trainer) -> str:
 
 
 def outside_words(trainer: Trainer) -> str:
-    """What lies outside the stages, as the user said it."""
+    """Names what lies outside the stages, as the user gave it."""
     return f"{trainer.rollout_share:.0%} of static's" if trainer.rollout_s is None else f"{trainer.rollout_s:g} s"
 
 
 def shown_columns(columns: Mapping[str, Column], rows: Sequence[Mapping[str, Any]]) -> dict[str, Column]:
-    """The columns without that of whole steps where nobody said what lies outside the stages."""
+    """Returns the columns, without whole steps if the time outside the stages is not known."""
     hidden = all(row["step_speedup"] is None for row in rows)
     return {name: column for name, column in columns.items() if not (hidden and name == "step_speedup")}

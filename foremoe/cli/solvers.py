@@ -1,4 +1,4 @@
-"""``foremoe solvers``: what --planners and --planner can name."""
+"""``foremoe solvers``: lists the names that --planners and --planner accept."""
 
 import importlib.util
 
@@ -18,10 +18,10 @@ COLUMNS = {
 }  # fmt: skip
 
 
-_HELP = """Lists the strategies that --planners and --planner name, and solvers that other packages have installed.
+_HELP = """Lists the strategies for --planners and --planner, and the solvers that other packages have installed.
 
-Besides these names both options take a solver or planner written out, such as 'Quota(min_pairs=64)'. They also take a place
-in a module of your own, such as 'package.module:MySolver(depth=2)'.
+Both options also accept a solver or planner as text, such as 'Quota(min_pairs=64)', and an object of your own module, such as
+'package.module:MySolver(depth=2)'.
 
 \b
 Example:

@@ -1,4 +1,4 @@
-"""Tables of every command: the most important columns that fit, all of them, some by name, or as CSV."""
+"""Tables of all commands: the most important columns that fit, all columns, selected ones, or CSV."""
 
 import csv
 import io
@@ -20,13 +20,13 @@ _NAME_SHARE = 0.35  # of a terminal, at most, for the names of lines
 
 
 class Unit(NamedTuple):
-    """How a column of seconds or bytes is shown: in the first unit in which its largest value is below 10,000."""
+    """The unit of a column of seconds or bytes: the first one in which its largest value is below 10,000."""
 
     digits: int
     sizes: tuple[tuple[str, float], ...]
 
     def of(self, values: Sequence[float]) -> tuple[str, float]:
-        """Name and size of the unit for these values."""
+        """Returns name and size of the unit for these values."""
         largest = max(map(abs, values), default=0.0)
         return next((one for one in self.sizes if largest < 1e4 * one[1]), self.sizes[-1])
 
@@ -37,7 +37,7 @@ GIGABYTES = Unit(2, (("GB", 1e9), ("TB", 1e12)))
 
 
 class Column(NamedTuple):
-    """One column: its heading, how a value becomes text (None becomes ``-``), how much it matters, and what it means."""
+    """A column: heading, format of a value (None becomes ``-``), importance and meaning."""
 
     heading: str
     show: Callable[[Any], str] | Unit = str
@@ -47,14 +47,14 @@ class Column(NamedTuple):
 
 
 class Look(NamedTuple):
-    """What the command line asked of tables."""
+    """Options for the look of tables."""
 
     wide: bool = False
     columns: tuple[str, ...] = ()
     csv: bool = False
 
     def require(self, columns: Mapping[str, Column]) -> None:
-        """Raises InputError for a name in ``--columns`` that the table does not have."""
+        """Raises InputError if ``--columns`` names a column that the table lacks."""
         for name in self.columns:
             if name not in columns:
                 raise InputError(f"--columns has no {name!r}; {did_you_mean(name, columns)}choose from {', '.join(columns)}.")
@@ -65,10 +65,10 @@ class Table:
     """Lines under headings.
 
     Attributes:
-        columns: Columns by the names of JSON's figures; one inside another has a dot (``bytes_by_link.peer``).
-        lines: Values by the same names; a name that is not there leaves a blank.
+        columns: Columns by their names in JSON; nested names have a dot (``bytes_by_link.peer``).
+        lines: Values by the same names; a missing name gives a blank.
         figures: JSON's rows, all of which go to CSV.
-        tones: `BEST`, `FAILING` or None for every line; none: no line stands out.
+        tones: `BEST`, `FAILING` or None for every line; empty: no line stands out.
     """
 
     columns: Mapping[str, Column]
@@ -78,7 +78,7 @@ class Table:
 
 
 class Spread(float):
-    """A mean with the standard deviation of what it is of; shown as ``1.184 ± 0.012``."""
+    """A mean with its standard deviation; shown as ``1.184 ± 0.012``."""
 
     def __new__(cls, mean: float, spread: float) -> Self:
         """The mean."""
@@ -90,7 +90,7 @@ class Spread(float):
 
 
 def flat(row: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The row with what lies inside its mappings, under names with dots."""
+    """Flattens nested mappings of a row; nested names are joined by dots."""
     out: dict[str, Any] = {}
     for name, value in row.items():
         out |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
@@ -98,10 +98,10 @@ def flat(row: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def csv_text(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = (), first: Iterable[str] = ()) -> str:
-    """Plain rows of JSON as CSV: numbers as they are, in seconds and bytes; None is empty, a list is JSON.
+    """Formats rows as CSV: raw numbers in seconds and bytes, an empty cell for None, JSON for a list.
 
     Args:
-        columns: The columns; none: all, with those of `first` before the others.
+        columns: Columns; if empty, all of them, with those in `first` at the front.
     """
     lines = [flat(row) for row in rows]
     there = list(dict.fromkeys(name for line in lines for name in line))
@@ -145,11 +145,11 @@ def _text(value: Any, show: Callable[[Any], str]) -> str:
 
 
 def render(table: Table, look: Look = Look(), width: int | None = None) -> list[tuple[str, str | None]]:  # noqa: B008
-    """The table as lines, each with its tone.
+    """Returns the lines of the table, each with its tone.
 
     Args:
-        look: Which columns; without a wish the `MOST_COLUMNS` that matter most, or fewer, as they fit.
-        width: Of the terminal; None: no limit. Wished columns beyond it follow below, after the names of the lines again.
+        look: Which columns; by default the `MOST_COLUMNS` most important ones, or as many as fit.
+        width: Width of the terminal; None: no limit. Selected columns beyond it follow below, with the names of the lines again.
     """
     columns = table.columns
     cells = {name: _cells(name, column, table.lines) for name, column in columns.items()}
@@ -228,25 +228,25 @@ def _folded(text: str, size: int) -> list[str]:
 
 
 def number(digits: int, factor: float = 1.0) -> Callable[[Any], str]:
-    """Shows a number times `factor` with `digits` decimals and separated thousands."""
+    """Returns a format for numbers: times `factor`, with `digits` decimals and separated thousands."""
     return lambda value: f"{value * factor:,.{digits}f}"
 
 
 def count(value: float) -> str:
-    """Shows a whole number, or a mean of whole numbers with one decimal."""
+    """Formats a whole number, or a mean of whole numbers with one decimal."""
     return f"{value:,.{0 if float(value).is_integer() else 1}f}"
 
 
 def percent(value: float) -> str:
-    """Shows a share as per cent."""
+    """Formats a share as a percentage."""
     return f"{value:.2%}"
 
 
 def seconds(value: float) -> str:
-    """Shows seconds: ``0.4 ms``, ``17.7 ms``, ``174 s``."""
+    """Formats seconds: ``0.4 ms``, ``17.7 ms``, ``174 s``."""
     return f"{value * 1e3:,.1f} ms" if value < 1.0 else f"{value:.2f} s" if value < 100.0 else f"{value:,.0f} s"
 
 
 def plural(count: int, noun: str) -> str:
-    """``1 rank``, ``2 ranks``, ``4,096 tokens``."""
+    """Formats a number with its noun: ``1 rank``, ``2 ranks``, ``4,096 tokens``."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

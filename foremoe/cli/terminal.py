@@ -1,4 +1,4 @@
-"""What a terminal can show: how wide it is, where lines end, and whether it has colour."""
+"""Terminal features: width, line wrapping and colour."""
 
 import io
 import os
@@ -10,7 +10,9 @@ _UNKNOWN_WIDTH, _NARROWEST = 80, 20
 
 
 def width(stream: Any = None) -> int | None:
-    """Columns of the terminal that `stream` (default: stdout) writes to; None for files and pipes, whose lines have no end."""
+    """Columns of the terminal that `stream` (default: stdout) writes to; None for files and pipes, whose lines are not
+    wrapped.
+    """
     stream = sys.stdout if stream is None else stream
     if not stream.isatty():
         return None
@@ -23,12 +25,12 @@ def width(stream: Any = None) -> int | None:
 
 
 def has_colour() -> bool:
-    """True if stdout is a terminal with colour and the user did not ask for none (https://no-color.org)."""
+    """True if stdout is a colour terminal and the user has not disabled colour (https://no-color.org)."""
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def wrapped(line: str, columns: int | None, indent: str = "  ") -> list[str]:
-    """The line in parts of at most `columns` that end at words; a longer word stands alone and whole, to be copied."""
+    """Wraps a line at words into parts of at most `columns`; a longer word stays whole, so that it can be copied."""
     if columns is None or len(line) <= columns:
         return [line]
     return textwrap.wrap(line, columns, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)

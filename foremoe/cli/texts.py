@@ -1,4 +1,4 @@
-"""How the command line's texts are read: seconds, lists, ranges, and names of solvers and policies."""
+"""Parses option values: seconds, lists, ranges, and names of solvers and policies."""
 
 import dataclasses
 import math
@@ -31,7 +31,7 @@ class Seconds(click.FloatRange):
         super().__init__(0, 1e6, min_open=True)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """The seconds; fails with one sentence."""
+        """Returns the seconds, or fails with one sentence."""
         seconds = super().convert(value, param, ctx)
         if math.isnan(seconds):
             self.fail(f"{value!r} is not a number of seconds above 0.", param, ctx)
@@ -39,7 +39,7 @@ class Seconds(click.FloatRange):
 
 
 def split_list(texts: tuple[str, ...], option: str) -> list[str]:
-    """The items of an option that may be repeated and holds commas: only commas outside brackets and quotes separate."""
+    """Splits the values of a repeatable option at commas outside brackets and quotes."""
     items = [item.strip() for text in texts for item in _split(text, option)]
     if not all(items):
         raise InputError(f"{option} {','.join(texts)!r} has an empty item; write the names with single commas between them.")
@@ -73,7 +73,7 @@ def is_count(text: str) -> bool:
 
 
 def whole_numbers(texts: tuple[str, ...], option: str) -> list[int]:
-    """The items of a list option as whole numbers of at least 0."""
+    """Returns the items of a list option as whole numbers of at least 0."""
     items = split_list(texts, option)
     for item in items:
         if not is_count(item):
@@ -82,7 +82,7 @@ def whole_numbers(texts: tuple[str, ...], option: str) -> list[int]:
 
 
 def layer_range(text: str, num_layers: int) -> range:
-    """The layers of ``A:B``; either end may be left out."""
+    """Parses layers ``A:B``; either end may be missing."""
     first, colon, end = (part.strip() for part in text.partition(":"))
     if colon and all(not part or is_count(part) for part in (first, end)):
         chosen = range(int(first or 0), int(end or num_layers))
@@ -92,14 +92,14 @@ def layer_range(text: str, num_layers: int) -> range:
 
 
 def planners_of(names: Sequence[str]) -> dict[str, Planner]:
-    """The planners to compare by a list of names (none: `DEFAULT`), in the order of `STRATEGIES`, whatever order they came in."""
+    """Returns the planners to compare (no names: `DEFAULT`), always in the order of `STRATEGIES`."""
     chosen = names or list(DEFAULT)
     ordered = [*(name for name in STRATEGIES if name in chosen), *(name for name in chosen if name not in STRATEGIES)]
     return {name: planner_of(name, guard=False) for name in ordered}
 
 
 def planner_of(text: str, shuffle: bool = False, guard: bool = True) -> Planner:
-    """The planner that a strategy's name, a solver's text or a place in a module stands for; `shuffle` is ``--shuffle``."""
+    """Returns the planner for a strategy's name, a solver's text or an object of a module; `shuffle` is ``--shuffle``."""
     # An installed command has its own folder first on the path; module:name means the folder it is called in.
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
@@ -117,14 +117,14 @@ def planner_of(text: str, shuffle: bool = False, guard: bool = True) -> Planner:
 
 
 def require_known(name: str, names: Sequence[str], what: str) -> None:
-    """Raises InputError for a name that is not there but close to one that is; what is close to none is for others to refuse."""
+    """Raises InputError for an unknown name that is close to a known one; other unknown names are refused elsewhere."""
     meant = "" if name in names or ":" in name or "(" in name else did_you_mean(name, names)
     if meant:
         raise InputError(f"there is no {what} {name!r}; {meant}the names are {', '.join(names)}.")
 
 
 def packer_of(packer: PackSolver, shuffle: bool) -> PackSolver:
-    """The pack level, which shuffles first if ``--shuffle`` says so."""
+    """Returns the pack level, which shuffles first with ``--shuffle``."""
     if not shuffle:
         return packer
     if not dataclasses.is_dataclass(packer) or all(option.name != "shuffle" for option in dataclasses.fields(packer)):
@@ -136,7 +136,9 @@ _KINDS = {"rerouted": Rerouted, "noisy": Noisy}
 
 
 def foresight_of(text: str) -> Any:
-    """A foresight: exact, previous, step, ``rerouted=SHARE``, ``noisy=DRIFT``, or a text such as ``Rerouted(0.1, 'redraw')``."""
+    """Parses a foresight: exact, previous, step, ``rerouted=SHARE``, ``noisy=DRIFT``, or text such as ``Rerouted(0.1,
+    'redraw')``.
+    """
     kind, equals, amount = text.partition("=")
     if equals and kind in _KINDS:
         return _KINDS[kind](amount_of(text, amount))
@@ -146,7 +148,7 @@ def foresight_of(text: str) -> Any:
 
 
 def amount_of(text: str, amount: str) -> float:
-    """The number behind the = of `text`; raises InputError where there is none."""
+    """Returns the number after the = in `text`; raises InputError if there is none."""
     try:
         return float(amount)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Which lines of a table stand out."""
+"""Highlights lines of a table."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,7 +7,7 @@ from foremoe.cli.tables import BEST, FAILING
 
 
 def tones(rows: Sequence[Mapping[str, Any]], gain: str) -> list[str | None]:
-    """`FAILING` for lines that do not fit into memory, `BEST` for the largest gain of those that do."""
+    """Returns `FAILING` for lines that do not fit into memory, and `BEST` for the largest gain among those that do."""
     fitting = [row[gain] for row in rows if row.get(gain) is not None and row.get("fits", True)]
     best = max(fitting, default=None)
     return [

@@ -1,4 +1,4 @@
-"""``--trace`` of ``foremoe simulate``: a stage with static placement and as planned, for Perfetto."""
+"""``--trace`` of ``foremoe simulate``: writes a stage, static and planned, for Perfetto."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -16,10 +16,10 @@ PREFERRED = "foremoe"
 
 
 def write_trace(path: str, problem: Problem, history_LE: Array | None, systems: Mapping[str, System]) -> str:
-    """Writes the trace of one EP group; returns a line that says what it shows.
+    """Writes the trace of one EP group and returns a line that describes it.
 
     Args:
-        systems: foremoe is shown if it is among them, else the first that plans.
+        systems: Shows foremoe if it is among them, else the first that plans.
 
     Raises:
         InputError: No system plans, or the file cannot be written.

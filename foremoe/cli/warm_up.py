@@ -1,11 +1,11 @@
-"""``foremoe warm-up``: compiles ahead of time what a first plan would wait for."""
+"""``foremoe warm-up``: compiles kernels in advance, so that the first plan does not wait."""
 
 import click
 
 from foremoe.cli.progress import Progress
 from foremoe.warm import warm_up as compile_all
 
-_HELP = """Compiles what reading, the default planner and the simulator run, and keeps it on disk, in
+_HELP = """Compiles the readers, the default planner and the simulator, and caches the code on disk, in
 NUMBA_CACHE_DIR if that is set.
 
 Takes about a minute once, then seconds. Run it when an image is built, so that no training job compiles.

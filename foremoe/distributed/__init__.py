@@ -1,4 +1,4 @@
-"""Processes that plan and talk together. Needs torch."""
+"""Groups of processes that plan together. Needs torch."""
 
 from foremoe.base.errors import InputError
 

@@ -1,4 +1,4 @@
-"""Agreement: checks that all ranks were given the same values, before anything is made from them."""
+"""Checks that all ranks were given the same values before they use them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from foremoe.plan.header import FORMAT_VERSION
 def require_same(group: Group, values: Mapping[str, str]) -> None:
     """Raises an InputError on all ranks unless all have the same `values`, foremoe and plan format; collective.
 
-    The error names the first value that differs, and two ranks with what they have.
+    The error names the first value that differs, and two ranks with their values.
     """
     mine = {"foremoe.__version__": __version__, "plan format": str(FORMAT_VERSION), **values}
     fingerprint = hashlib.blake2b(json.dumps(mine, sort_keys=True).encode(), digest_size=16).hexdigest()
@@ -34,7 +34,7 @@ def require_same(group: Group, values: Mapping[str, str]) -> None:
 
 
 def texts(name: str, value: Any) -> dict[str, str]:
-    """A value as text by name; a frozen value of several fields, such as a planner or a cluster, field by field.
+    """Returns a value as text by name; a frozen value of several fields, such as a planner or a cluster, field by field.
 
     Texts of equal values are equal in all processes: addresses in the reprs of other packages' objects are left out.
     """

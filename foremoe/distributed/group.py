@@ -1,6 +1,6 @@
-"""Group: how the ranks of one EP group talk about a step, in processes (torch.distributed) or in threads of one process.
+"""Group: communication between the ranks of one EP group, as processes (torch.distributed) or as threads of one process.
 
-Weights do not travel here; transfer backends carry them.
+Transfer backends move weights; a group does not.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _HEAD_BYTES = 256
 class Group(abc.ABC):
     """The ranks of one EP group.
 
-    Every method but `report` is collective: all ranks call it, in the same order. None of them hangs: a rank that does not
-    answer within `timeout_s`, or that reported a failure, ends the call on the others with a `TransferError` that names it.
+    Every method except `report` is collective: all ranks call it, in the same order. None of them hangs: if a rank does not
+    answer within `timeout_s`, or has reported a failure, the call raises, on the others, a `TransferError` that names it.
 
     Attributes:
         rank: This rank, from 0.
@@ -55,21 +55,21 @@ class Group(abc.ABC):
     def gather(self, value: Any) -> list[Any]:
         """Gathers a value of every rank over the control channel, which stays usable when a backend fails.
 
-        Between processes it is what `messages.encode` takes: plain values, lists, tuples, dicts with text as keys, bytes, and
-        arrays of numbers. Threads get the very object.
+        Processes can gather what `messages.encode` accepts: plain values, lists, tuples, dicts with text as keys, bytes, and
+        arrays of numbers. Threads get the same object.
 
         Raises:
-            InputError: A value of another kind.
-            TransferError: A rank did not answer, or what it sent cannot be read.
+            InputError: The value is of another kind.
+            TransferError: A rank did not answer, or its message cannot be read.
         """
 
     @abc.abstractmethod
     def report(self, message: str) -> None:
-        """Leaves word that this rank ends the step, so that the others can say why; not collective, never raises."""
+        """Reports that this rank ends the step, so that the others can say why; not collective, never raises."""
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Gives back what this object created."""
+        """Releases the resources of this object."""
 
     def barrier(self) -> None:
         """Returns once all ranks have called it."""
@@ -82,13 +82,13 @@ class TorchGroup(Group):
     Args:
         process_group: The EP group; default: all ranks. Any backend (gloo, NCCL).
         timeout_s: Seconds to wait for another rank, here and in every exchange; a rank may compute that long between two. On
-            NCCL the exchange of tokens is watched by NCCL's own watchdog instead.
+            NCCL, NCCL's own watchdog limits the exchange of tokens instead.
 
     Raises:
         InputError: torch.distributed has no process group.
-        TransferError: A rank did not come to make this group within `timeout_s`, or has died.
+        TransferError: A rank did not join this group within `timeout_s`, or has died.
 
-    Control messages use a gloo group of their own: they must get through when NCCL does not.
+    Control messages use a separate gloo group, because they must arrive when NCCL fails.
     """
 
     _watcher: Watcher | None = None
@@ -142,7 +142,7 @@ class TorchGroup(Group):
     def private_gloo(self) -> ProcessGroupGloo:
         """Makes a new gloo group of the same ranks for private messages; it ends with its last reference. Collective.
 
-        Made by hand: torch names a group by its ranks, and would look for the ports of an earlier one that was closed.
+        It is not made by torch, which names a group by its ranks, and would look for the ports of an earlier one that was closed.
         """
         limit = timedelta(seconds=self.timeout_s)
         return self._roll.connect(lambda store: ProcessGroupGloo(store, self.rank, self.size, limit), self.timeout_s)
@@ -156,7 +156,7 @@ class TorchGroup(Group):
 
     @contextlib.contextmanager
     def watched(self, process_group: dist.ProcessGroup | None = None) -> Iterator[None]:
-        """Within, this rank may wait in collectives of a process group, by default its own; see ``Watcher``. Not collective."""
+        """Block that may wait in collectives of a process group, by default its own; see ``Watcher``. Not collective."""
         self._watcher = self._watcher or Watcher(self._roll)
         with self._watcher.inside(process_group or self.process_group):
             yield
@@ -201,9 +201,9 @@ class TorchGroup(Group):
 
 
 class ThreadGroup(Group):
-    """Ranks that are threads of one process: what tests, simulations and the executable specification run on.
+    """Ranks that are threads of one process, for tests, simulations and the executable specification.
 
-    Made by `ThreadGroup.of`, one object per rank.
+    `ThreadGroup.of` makes one object per rank.
     """
 
     def __init__(self, rank: int, board: _Board, timeout_s: float) -> None:
@@ -266,12 +266,12 @@ class _Board:
 
 
 def as_group(group: Group | dist.ProcessGroup | None) -> Group:
-    """`group` itself, or a `TorchGroup` around a process group (None: all ranks)."""
+    """Returns `group` itself, or a `TorchGroup` around a process group (None: all ranks)."""
     return group if isinstance(group, Group) else TorchGroup(group)
 
 
 def first_fault(faults: Sequence[str]) -> str:
-    """The message for all ranks, from what every rank found; empty if nothing."""
+    """Returns one message for all ranks, from the faults of every rank; empty without faults."""
     return next((f"rank {g}: {fault}" for g, fault in enumerate(faults) if fault), "")
 
 
@@ -290,7 +290,7 @@ def make_on_all(group: Group, make: Callable[[], T]) -> T:
 
 @contextlib.contextmanager
 def reporting(group: Group) -> Iterator[None]:
-    """Reports what ends the block to the other ranks, so that none waits; not an `InputError`, which all ranks raise alike."""
+    """Reports an exception in the block to the other ranks, so that none waits; except an `InputError`, which all ranks raise."""
     try:
         yield
     except InputError:

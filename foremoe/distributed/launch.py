@@ -1,4 +1,4 @@
-"""Starting the ranks with torchrun's elastic launcher, and what becomes of an end that is not the happy one."""
+"""Starts ranks with torchrun's elastic launcher, and turns their failures into errors."""
 
 import contextlib
 import logging
@@ -18,8 +18,8 @@ from foremoe.base.errors import TransferError
 def start_ranks(rank: Callable[..., Any], args: tuple[Any, ...], num_ranks: int, what: str) -> dict[int, Any]:
     """Calls ``rank(*args)`` on `num_ranks` processes of this machine and returns the results by rank.
 
-    `rank`, a function of a module, finds what it needs to join a process group in its environment. Where a rank fails or dies,
-    the others are ended, and a `TransferError` names it and `what` runs.
+    `rank`, a function of a module, finds what it needs to join a process group in its environment. If a rank fails or dies, the
+    others are ended, and a `TransferError` names it and `what` ran.
     """
     config = LaunchConfig(
         min_nodes=1, max_nodes=1, nproc_per_node=num_ranks, run_id=f"foremoe-{what}-{uuid.uuid4().hex[:8]}", rdzv_backend="c10d",

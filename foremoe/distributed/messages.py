@@ -1,8 +1,8 @@
-"""Messages between ranks: plain values as JSON, arrays and bytes behind it as they are. Nothing that arrives is ever run.
+"""Messages between ranks: plain values as JSON, followed by raw arrays and bytes. No content is ever executed.
 
 A message is the number of bytes of its JSON (uint32, little-endian), the JSON, then the bytes of its arrays and byte strings in
-the order in which the JSON names them. None, booleans, whole numbers, floats, text and lists stand for themselves; an object with
-one key stands for the rest: ``tuple``, ``dict``, ``array`` (dtype and shape) or ``bytes`` (their number).
+the order in which the JSON names them. None, booleans, whole numbers, floats, text and lists represent themselves; an object with
+one key represents other values: ``tuple``, ``dict``, ``array`` (dtype and shape) or ``bytes`` (their number).
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _to_json = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def encode(value: Any) -> bytes:
-    """The message of a value.
+    """Encodes a value as a message.
 
     Args:
         value: None, bool, int, float, str, bytes, a numpy array of whole or floating-point numbers, or lists, tuples and dicts
             (with text as keys) of these.
 
     Raises:
-        InputError: It holds something else, or takes more than `MAX_BYTES`.
+        InputError: It contains something else, or takes more than `MAX_BYTES`.
     """
     blobs: list[Any] = []
     text = _to_json(_marked(value, blobs)).encode()
@@ -41,10 +41,10 @@ def encode(value: Any) -> bytes:
 
 
 def decode(data: memoryview | bytes, rank: int) -> Any:
-    """The value of a message; arrays are copies.
+    """Decodes a message; arrays are copies.
 
     Raises:
-        TransferError: It is not a message of `encode`; the error names `rank`, which sent it.
+        TransferError: It was not made by `encode`; the error names `rank`, the sender.
     """
     try:
         return _Reader(data).value()

@@ -1,7 +1,7 @@
 """Planning by all ranks of an EP group together: every layer is planned once, by one rank, and shared.
 
-What travels is counts: each rank gets the counts of all sources for its own layers, plans these, expands the split of every
-source, and sends each source its part. No rank needs the counts of all layers from all sources.
+Each rank receives the counts of all sources for its own layers, plans these, expands the split of every source, and sends each
+source its part. No rank needs the counts of all layers from all sources.
 """
 
 import dataclasses
@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PlanningTask:
-    """What the ranks plan for, besides the counts, in the terms of `Problem`; the same on all of them."""
+    """The planning task without the counts, in the terms of `Problem`; the same on all ranks."""
 
     model: Model
     cluster: Cluster
@@ -56,7 +56,7 @@ class PlanningTask:
     home_LE: Array | None = None
 
     def problem(self, workload: Workload, layers: Array) -> Problem:
-        """The problem of some of the layers, whose counts `workload` holds."""
+        """Returns the problem of some of the layers, whose counts `workload` holds."""
         return Problem.of(
             workload, self.cluster, redundant=self.redundant, model=self.model, cost=self.cost, slot_depth=self.slot_depth,
             schedule=self.schedule.cut(L=layers), replicas=self.replicas,
@@ -84,8 +84,8 @@ def plan_together(
 ) -> Planned:  # fmt: skip
     """Plans a stage from `load_MLE` and `tokens_M`, whole numbers of this source; collective.
 
-    Messages travel on `device`; NCCL needs the rank's GPU. An `InputError` on all ranks says what went wrong on any of them: the
-    planner failed, gave an invalid plan, or took longer than `plan_limit_s` seconds (it is asked to stop).
+    Messages use memory of `device`; NCCL needs the rank's GPU. If planning fails on any rank, all ranks raise an `InputError`
+    with the reason: the planner failed, gave an invalid plan, or took longer than `plan_limit_s` seconds (it is asked to stop).
     """
     with reporting(group):
         begin = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Groups of the same ranks for another thread or communicator: messages and reports of their own."""
+"""Private groups of the same ranks, for another thread or communicator, with separate messages and reports."""
 
 from datetime import timedelta
 from functools import partial
@@ -12,9 +12,9 @@ from foremoe.distributed.group import Group, ThreadGroup, TorchGroup
 
 
 def private_group(group: Group, device: torch.device) -> tuple[Group, torch.device]:
-    """A group of the same ranks that another thread may use meanwhile, and where tensors of its exchanges must lie. Collective.
+    """Returns a group of the same ranks for another thread, and the device of tensors in its exchanges. Collective.
 
-    Between processes, exchanges take NCCL where `device` is a GPU and the group has NCCL, otherwise gloo.
+    Between processes, exchanges use NCCL if `device` is a GPU and the group has NCCL, otherwise gloo.
 
     Raises:
         InputError: The group is neither a `TorchGroup` nor a `ThreadGroup`.
@@ -31,7 +31,7 @@ def private_group(group: Group, device: torch.device) -> tuple[Group, torch.devi
 
 
 def private_nccl(group: TorchGroup) -> Any:
-    """A new NCCL process group of the same ranks. Collective."""
+    """Makes a new NCCL process group of the same ranks. Collective."""
     from torch.distributed import ProcessGroupNCCL
 
     options = ProcessGroupNCCL.Options()

@@ -1,4 +1,4 @@
-"""Roll: what the ranks of a group say of themselves in the store that links them: who has come, who failed, who is alive."""
+"""Roll: the state of a group's ranks in the store that links them: which have arrived, failed, or are alive."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class Roll:
     """The roll of one group on one rank. Only `meet` and `connect` are collective.
 
     Args:
-        client: Of the store.
-        name: Of this group alone.
+        client: Client of the store.
+        name: Unique name of this group.
         rank: This rank.
-        ranks: Of the group, each by its number among all ranks.
+        ranks: Ranks of the group, by their numbers among all ranks.
     """
 
     def __init__(self, client: StoreClient, name: str, rank: int, ranks: Sequence[int]) -> None:
@@ -42,13 +42,13 @@ class Roll:
         return self.client.ask(lambda store: question(PrefixStore(self.name, store)), patience_s)
 
     def meet(self, timeout_s: float) -> Roll:
-        """A roll of the same ranks in a new part of the store, once all have come for it; all come in the same order.
+        """Makes a roll of the same ranks in a new part of the store, once all have arrived; all must call it in the same order.
 
-        Who makes a communicator there need not wait for a rank that will not come.
+        A communicator made there need not wait for a rank that will not arrive.
 
         Raises:
-            TransferError: A rank did not come within `timeout_s`, or reported a failure, or the store is lost. It names the
-                rank, and is reported.
+            TransferError: A rank did not arrive within `timeout_s` or reported a failure, or the store is lost. The error names
+                the rank, and is reported.
         """
         self._num_parts += 1
         part = Roll(self.client, f"{self.name}/private/{self._num_parts}", self.rank, self.ranks)
@@ -63,9 +63,9 @@ class Roll:
             raise self.without_store("set up their group", lost) from lost
 
     def connect(self, make: Callable[[PrefixStore], T], timeout_s: float) -> T:
-        """Makes a communicator that finds its peers in a new part of the store, once all have come for it.
+        """Makes a communicator that finds its peers in a new part of the store, once all have arrived.
 
-        Torch's own waits for the store have no limit; so it is made in a thread.
+        Torch's own waits for the store have no limit, so it runs in a thread.
         """
         part, begin = self.meet(timeout_s), time.monotonic()
         made: Future[T] = call_in_thread(lambda: make(part.store()), "connect")
@@ -86,20 +86,20 @@ class Roll:
         return communicator
 
     def store(self) -> PrefixStore:
-        """Its part of the store, for a communicator to be made with; torch's waits for it have no limit."""
+        """The group's part of the store, for making a communicator; torch's waits for it have no limit."""
         return PrefixStore(self.name, self.client.store)
 
     def come(self) -> None:
-        """Says that this rank has come."""
+        """Announces that this rank has arrived."""
         self.ask(lambda store: store.set(f"here/{self.rank}", ""))
 
     def all_came(self, left_s: float = ANSWER_S) -> bool:
-        """True once all ranks have come."""
+        """True once all ranks have arrived."""
         here_G = [f"here/{g}" for g in range(self.size)]
         return bool(self.ask(lambda store: store.check(here_G), max(left_s, ANSWER_S)))
 
     def missing(self) -> list[int]:
-        """Ranks that have not come; if there are none, those that came and left."""
+        """Ranks that have not arrived; if there are none, those that arrived and left."""
 
         def read(store: Any) -> list[int]:
             absent = [g for g in range(self.size) if not store.check([f"here/{g}"])]
@@ -108,18 +108,18 @@ class Roll:
         return self.ask(read)
 
     def leave(self) -> None:
-        """Says that this rank came and waits no longer: nobody may go on with it, nor blame it for those that did not come."""
+        """Announces that this rank stops waiting: no other may continue with it, or blame it for ranks that did not arrive."""
         self.ask(lambda store: store.set(f"left/{self.rank}", ""))
         self.ask(lambda store: store.delete_key(f"here/{self.rank}"))
 
     def late(self, ranks: Sequence[int], timeout_s: float) -> TransferError:
-        """The error where these ranks have not come in time, and a report of it: others came later, and would wait as long."""
+        """Returns and reports the error for ranks that have not arrived in time; others arrived later and would wait as long."""
         error = silent(ranks, "come to set up the group", timeout_s)
         self.report(str(error))
         return error
 
     def report(self, message: str) -> None:
-        """Leaves word that this rank ends the step; never raises."""
+        """Reports that this rank ends the step; never raises."""
 
         def leave(store: Any) -> None:
             store.set(f"report/{self.rank}", message)
@@ -131,14 +131,14 @@ class Roll:
             return
 
     def reported(self) -> bool:
-        """True if a rank has left word, and the store says so at once."""
+        """True if a rank has reported, and the store answers at once."""
         try:
             return self.ask(lambda store: bool(store.check(["reported"])), _LOOK_S / 2)
         except StoreLost:  # what waits will end at its own limit
             return False
 
     def reports(self) -> dict[int, str]:
-        """Reports of ranks, by rank.
+        """Returns the ranks' reports, by rank.
 
         Raises:
             StoreLost: The store does not answer.
@@ -150,14 +150,14 @@ class Roll:
         return self.ask(read)
 
     def end_if_reported(self) -> None:
-        """Raises what ranks have reported, if they have."""
+        """Raises an error with the reports of ranks, if there are any."""
         if self.reported() and (reports := self.reports()):
             raise ended_by(reports)
 
     def blame(self, verb: str, waited_s: float | None, error: Exception) -> TransferError:
-        """The error of a failed exchange: by the reports of other ranks, or by who does not show up within two seconds.
+        """Returns the error of a failed exchange, from the reports of other ranks, or from the ranks missing after two seconds.
 
-        `waited_s` is None where the exchange ended before its limit.
+        `waited_s` is None if the exchange ended before its limit.
         """
         mute = set(range(self.size)) - {self.rank}
         reported: dict[int, str] = {}
@@ -175,7 +175,7 @@ class Roll:
         return ended_by(reported) if reported else silent(tuple(sorted(mute)), verb, waited_s, torch_reason(error))
 
     def without_store(self, verb: str, lost: StoreLost, why: str = "") -> TransferError:
-        """The error where the store cannot be asked; it names its host."""
+        """Returns the error for a store that does not answer, with the name of its host."""
         host, words = self.client.host()
         if host is not None:
             words = f"rank {self.ranks.index(host)}, {words}" if host in self.ranks else f"rank {host} of all ranks, {words}"
@@ -185,10 +185,10 @@ class Roll:
 
 
 def meet_afresh(client: StoreClient, rank: int, ranks: Sequence[int], timeout_s: float) -> Roll:
-    """The roll of a new group, under a name that no other group has, once all its ranks have come. Collective.
+    """Returns the roll of a new group, under a unique name, once all its ranks have arrived. Collective.
 
-    The first rank makes the name up. Nothing that a process remembers goes into it: a rank may have been replaced, or have given
-    up an earlier group that the others made, or came for too late.
+    The first rank chooses the name. It does not depend on the state of a process: a rank may have been replaced, or have missed
+    or given up an earlier group that the others made.
 
     Raises:
         TransferError: As in `Roll.meet`.
@@ -256,14 +256,14 @@ def _pauses(timeout_s: float) -> Iterator[float]:
 
 
 def ended_by(reports: dict[int, str]) -> TransferError:
-    """The error on the ranks that others have ended."""
+    """Returns the error for ranks that others have ended."""
     ranks = tuple(sorted(reports))
     why = "; ".join(f"rank {g}: {reports[g]}" for g in ranks)
     return TransferError(f"the step was ended by another rank ({why})", ranks)
 
 
 def silent(ranks: Sequence[int], verb: str, waited_s: float | None, why: str = "") -> TransferError:
-    """The error on the ranks that have waited for these, if it is known for which; None: a connection broke before the limit."""
+    """Returns the error for ranks that waited for these, if known; None: a connection broke before the limit."""
     who = f"rank {', '.join(map(str, ranks))}" if ranks else "a rank"
     lack = f"broke off and did not {verb}" if waited_s is None else f"did not {verb} within {waited_s:.1f} s"
     lack += f" ({why})" if why else ""
@@ -271,5 +271,5 @@ def silent(ranks: Sequence[int], verb: str, waited_s: float | None, why: str = "
 
 
 def timed_out(error: Exception) -> bool:
-    """True if torch says so: it counts whole milliseconds, and may be done a few before the limit that it was given."""
+    """True if torch reports a timeout; it counts whole milliseconds, and may end a few before its limit."""
     return re.search("tim(ed |e)out", str(error), re.IGNORECASE) is not None

@@ -1,6 +1,6 @@
-"""StoreClient: the store that links the ranks, asked on a connection and a thread of its own, so that every answer has a limit.
+"""StoreClient: the store that links the ranks, used on a separate connection and thread, so that every answer has a time limit.
 
-Torch's own clients wait for ever for a host that is stopped, and for one whose connection was dropped rather than closed.
+Torch's own clients wait forever for a host that is stopped, or whose connection was dropped rather than closed.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class StoreLost(Exception):
 
 
 class StoreClient:
-    """Made by `client_of`, one per store in a process. Its thread ends with the last reference to it.
+    """A client made by `client_of`, one per store in a process. Its thread ends with the last reference to it.
 
     Attributes:
-        store: Torch's own connection, for communicators to be made with.
+        store: Torch's own connection, for making communicators.
     """
 
     def __init__(self, store: Any) -> None:
@@ -44,10 +44,10 @@ class StoreClient:
         weakref.finalize(self, _end, self._calls, self._thread)
 
     def ask(self, question: Callable[[Any], T], patience_s: float = ANSWER_S) -> T:
-        """Calls `question` with the store in the thread and returns its result; nothing in it may wait for another rank.
+        """Calls `question` with the store in the thread and returns its result; the question must not wait for another rank.
 
         Args:
-            patience_s: Seconds within which the store must answer a question, be it an earlier one.
+            patience_s: Seconds within which the store must answer this or an earlier question.
 
         Raises:
             StoreLost: It did not, or the connection broke.
@@ -67,7 +67,7 @@ class StoreClient:
             raise StoreLost(f"is gone ({torch_reason(error)})") from error
 
     def host(self) -> tuple[int | None, str]:
-        """Words for the host of the store, and which of all ranks it is, if that is known."""
+        """Describes the host of the store, with its rank if that is known."""
         store = self.store
         while hasattr(store, "underlying_store"):
             store = store.underlying_store
@@ -87,7 +87,7 @@ _lock = threading.Lock()
 
 
 def client_of(store: Any) -> StoreClient:
-    """The client of one of torch's stores, for all groups of this process."""
+    """Returns the client of one of torch's stores, for all groups of this process."""
     with _lock:
         client = _clients.get(id(store))
         if client is None:
@@ -119,5 +119,5 @@ def _end(calls: SimpleQueue[_Call | None], thread: threading.Thread) -> None:
 
 
 def torch_reason(error: Exception) -> str:
-    """Torch's message of a failed exchange, without the place in its source and its advice."""
+    """Returns torch's message of a failed exchange, without source position and advice."""
     return re.sub(r"^\[\S*\] ", "", first_line(error)).partition(". ")[0]

@@ -1,4 +1,4 @@
-"""Watcher: tells a process that a rank has ended the step, and ends what the process waits for where nobody of foremoe looks."""
+"""Watcher: notices that a rank has ended the step, and ends waits of this process outside foremoe."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _OWN_TAG = 2**31 - 7  # no message has it: one of another size, waiting under th
 
 
 class Watcher:
-    """Looks every second, in a thread of its own, whether a rank of a group has reported a failure, and logs it.
+    """Checks every second, in a separate thread, whether a rank of a group has reported a failure, and logs it.
 
-    A rank that is `inside` at that time, and two seconds later still, may wait in a collective that is not foremoe's. Its
-    connections are then cut, so that the collective raises. The thread ends with the last reference to this object.
+    A rank that is `inside` then, and still is two seconds later, may wait in a collective outside foremoe. Its connections are
+    then cut, so that the collective raises. The thread ends with the last reference to this object.
 
     Args:
-        roll: Of the group.
+        roll: Roll of the group.
     """
 
     def __init__(self, roll: Roll) -> None:
@@ -43,9 +43,9 @@ class Watcher:
 
     @contextlib.contextmanager
     def inside(self, process_group: dist.ProcessGroup) -> Iterator[None]:
-        """Within, this rank may wait in collectives of a process group, or of any other but that of all ranks.
+        """Block in which this rank may wait in collectives of a process group, or of any other except that of all ranks.
 
-        What torch raises there after another rank has reported becomes a `TransferError` that names the rank and its reason.
+        An exception of torch after another rank's report becomes a `TransferError` that names the rank and its reason.
         """
         self._inside.enter(process_group)
         try:
@@ -84,7 +84,7 @@ class _Inside:
 
 
 def heard_by(roll: Roll) -> dict[int, str]:
-    """Reports of other ranks, as far as the store answers at once."""
+    """Returns the reports of other ranks that the store answers at once."""
     try:
         reports = roll.reports() if roll.reported() else {}
     except StoreLost:
@@ -120,7 +120,7 @@ def _with_others(group: dist.ProcessGroup) -> list[Any]:
 
 
 def end_waits(group: Any) -> bool:
-    """Ends what this process waits for in a process group, which is of no use afterwards; False if its backend has no way."""
+    """Ends the waits of this process in a process group, which then is unusable; False if its backend cannot do this."""
     ended = False
     for device in ("cpu", "cuda"):
         with contextlib.suppress(RuntimeError):  # a device without a backend, or a backend that cannot
@@ -135,9 +135,9 @@ def end_waits(group: Any) -> bool:
 
 
 def cut_gloo(link: Any) -> None:
-    """Ends what is in flight on a gloo group.
+    """Ends all operations in flight on a gloo group.
 
-    Its `abort` does nothing, but it cuts all connections when it waits in vain for a single message.
+    Gloo's `abort` does nothing, but gloo cuts all connections when it waits in vain for a single message.
     """
     for g in range(link.size()):
         with contextlib.suppress(RuntimeError):

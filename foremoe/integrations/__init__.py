@@ -1,4 +1,4 @@
-"""Adapters: foremoe inside the frameworks that train. Each imports its framework on first use."""
+"""Adapters for training frameworks. Each imports its framework on first use."""
 
 from foremoe.base.lazy import lazy
 

@@ -1,4 +1,4 @@
-"""One sentence in a job's log on a number of redundant slots that would serve it better."""
+"""Logs once per job if another number of redundant slots would be better."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _logger = logging.getLogger(__name__)
 
 
 class SlotAdvice:
-    """Logs what `better_slots` says of the first update that is planned for time."""
+    """Logs the result of `better_slots` for the first update that is planned for time."""
 
     def __init__(self) -> None:
         self._said = False
 
     def say(self, problem: Problem | None) -> None:
-        """Takes a planned problem, or None; speaks from a thread of its own, so that no stage waits for it."""
+        """Takes a planned problem, or None; logs from a separate thread, so that no stage waits for it."""
         # Who levels loads has not asked for seconds.
         if self._said or problem is None or problem.stage != "update" or problem.cost.objective != "time":
             return
@@ -38,7 +38,7 @@ def _say(problem: Problem) -> None:
 
 
 def better_slots(choice: SlotChoice, problem: Problem) -> str:
-    """One sentence on the chosen number of slots beside the one that runs; empty where they are the same, or it was not tried."""
+    """Compares the chosen number of slots with the current one in a sentence; empty if they are equal, or it was not tried."""
     tried = {option.redundant: option for option in choice.options}
     best, now = tried[choice.redundant], tried.get(problem.R)
     if now is None or best is now:

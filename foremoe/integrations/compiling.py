@@ -1,4 +1,4 @@
-"""Compiling before the first stage: one rank of every host, then the others from its cache."""
+"""Compiles kernels before the first stage: one rank per host, then the others from its cache."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _ready = False  # in this process
 
 
 def compile_in_turn(process_group: Any, *, group_timeout_s: float = 300.0, compile_limit_s: float = 1800.0) -> float:
-    """Compiles what planning runs, if that is still to be done; collective over the ranks of the group.
+    """Compiles the kernels of planning if necessary; collective over the ranks of the group.
 
     Args:
         process_group: Ranks that plan together.
-        group_timeout_s: Seconds that ranks wait until all have come.
-        compile_limit_s: Seconds that ranks wait for those that compile.
+        group_timeout_s: Seconds to wait for all ranks to arrive.
+        compile_limit_s: Seconds to wait for ranks that compile.
 
     Returns:
-        Seconds that this rank compiled and waited; 0 where all ranks were ready.
+        Seconds that this rank compiled and waited; 0 if all ranks were ready.
     """
     global _ready
     begin_s = time.perf_counter()

@@ -1,8 +1,8 @@
-"""foremoe inside NeMo-RL; nothing is forked. One command runs NeMo-RL's own program, and one setting switches foremoe on::
+"""foremoe inside NeMo-RL, without a fork. One command runs NeMo-RL's own program, and one setting enables foremoe::
 
     python -m foremoe.integrations.nemo_rl examples/run_grpo.py --config ... +policy.foremoe.redundant=1
 
-Needs ``policy.router_replay.enabled=true``. Log-probabilities and updates run by plans.
+Needs ``policy.router_replay.enabled=true``. Log-probabilities and updates follow plans.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ OURS = "foremoe.integrations.nemo_rl_worker.MegatronPolicyWorker"
 
 
 def register() -> None:
-    """Chooses foremoe's Megatron worker where the config has ``policy.foremoe``; in the driver, before the policy is made."""
+    """Selects foremoe's Megatron worker if the config has ``policy.foremoe``; call it in the driver before the policy exists."""
     from nemo_rl.distributed.ray_actor_environment_registry import ACTOR_ENVIRONMENT_REGISTRY
     from nemo_rl.models.policy import lm_policy
 
@@ -44,10 +44,10 @@ def register() -> None:
 
 
 def settings_of(config: Any) -> Settings:
-    """Settings in NeMo-RL's ``policy``; before there is a worker or a model.
+    """Reads the settings in NeMo-RL's ``policy``, before there is a worker or a model.
 
     Raises:
-        InputError: A setting that does not fit, or one of NeMo-RL's with which foremoe cannot run.
+        InputError: A setting is invalid, or foremoe cannot run with one of NeMo-RL's.
     """
     settings, megatron = Settings.of(config["foremoe"]), config.get("megatron_cfg") or {}
     options = {**megatron, **(megatron.get("model_overrides") or {})}
@@ -65,15 +65,15 @@ def settings_of(config: Any) -> Settings:
 
 
 def override(name: str, value: Any) -> str:
-    """What a command of NeMo-RL says so that Megatron's option `name` is `value`."""
+    """Writes Megatron's option `name` with `value` as in a command of NeMo-RL."""
     return hydra("++policy.megatron_cfg.")(*(("fp8_cfg.enabled", False) if name == "fp8" else (name, value)))
 
 
 def install(config: Any) -> Callable[[Any], Any]:
-    """Has the Megatron worker of this process run by plans; given NeMo-RL's ``policy``.
+    """Makes the Megatron worker of this process follow plans; takes NeMo-RL's ``policy``.
 
     Returns:
-        What the worker calls with its model when that is built.
+        A function that the worker calls with its model once that is built.
     """
     settings = settings_of(config)
     if not (config.get("router_replay") or {}).get("enabled"):
@@ -89,8 +89,9 @@ def install(config: Any) -> Callable[[Any], Any]:
 
 
 def routing_of(call: dict[str, Any]) -> list[Array] | None:
-    """What NeMo-RL will replay in a call, laid out by its own code. All micro-batches are formed for it, where NeMo-RL forms one
-    at a time.
+    """Returns the routing that NeMo-RL will replay in a call, laid out by its own code.
+
+    All micro-batches are formed for it, although NeMo-RL forms one at a time.
 
     Returns:
         int16 [T, L, K] per micro-batch, -1 where rollout has no route; None for passes without replay.

@@ -1,4 +1,4 @@
-"""NeMo-RL's Megatron worker with foremoe; what Ray makes in the place of NeMo-RL's own."""
+"""NeMo-RL's Megatron worker with foremoe, which Ray creates instead of NeMo-RL's own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from foremoe.integrations.nemo_rl import install
 
 @ray.remote(runtime_env=get_runtime_env_for_policy_worker("megatron_policy_worker"))
 class MegatronPolicyWorker(MegatronPolicyWorkerImpl):  # type: ignore[misc]
-    """As NeMo-RL's, whose own class is a Ray actor that nothing can be derived from."""
+    """Like NeMo-RL's worker, whose own class is a Ray actor and cannot be subclassed."""
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         attach_to = install(config)

@@ -1,4 +1,4 @@
-"""Warnings about settings that have no effect: a process that makes several engines logs each of them once."""
+"""Logs warnings about settings without effect once per process, even if it makes several engines."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ import logging
 
 @functools.cache
 def warn_once(logger: logging.Logger, message: str) -> None:
-    """Logs a warning, the first time that this process has the message."""
+    """Logs a warning the first time that this process has the message."""
     logger.warning(message)

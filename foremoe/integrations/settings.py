@@ -1,4 +1,4 @@
-"""Settings: what Megatron's `attach` and the adapters of trainers may be told, each declared and checked once."""
+"""Settings of Megatron's `attach` and of the adapters of trainers, each declared and checked once."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ class AttachSettings(EngineSettings):
     """Settings of `foremoe.integrations.megatron.attach`; each may be given as text, as in YAML or on a command line.
 
     Attributes:
-        redundant: R, slots per rank for replicas. 0: stages run as without foremoe, and metrics say what 1 and 2 would gain.
+        redundant: R, slots per rank for replicas. 0: stages run as without foremoe, and metrics show what 1 and 2 would gain.
         planner: A `Planner`; or a strategy's name, a solver's text, or ``module:name``.
-        cost: A `CostModel`; or its objective: "time", or "balance" for level loads, whatever they cost.
+        cost: A `CostModel`; or its objective: "time", or "balance" for even loads at any cost.
         slot_depth: Buffers per slot, one ring for all layers; see `foremoe.Problem`.
         replicas: "any", or "node": inside their home's node.
-        cluster: Cluster of the EP group, or the path of its TOML; None: the 8xh100 preset's figures on the hosts where the ranks
-            are. Its dispatch is that of the model's dispatcher. Figures are uncalibrated unless the cluster says otherwise.
-        group_timeout_s: Seconds that a rank waits for another one in messages and while groups are made; more than a checkpoint
-            takes one rank.
-        spare: Unknown tokens that a rank may have in a row which uses routes made ahead; each takes a place at every expert.
-            With more, the row exchanges counts.
-        route_bytes: Host memory for routes made ahead on a rank; rows beyond it exchange counts.
+        cluster: Cluster of the EP group, or the path of its TOML; None: the 8xh100 preset's figures with the ranks' real hosts.
+            Dispatch follows the model's dispatcher. Figures are uncalibrated unless the cluster says otherwise.
+        group_timeout_s: Seconds that a rank waits for another one in messages and while groups are made; must exceed the time
+            that one rank spends on a checkpoint.
+        spare: Unknown tokens that a rank may have in a known row; each takes a place at every expert. With more, the row
+            exchanges counts.
+        route_bytes: Host memory of a rank for routes of known rows; rows beyond it exchange counts.
         plan_limit_s: Limit of a rank's planning time, above which all ranks fail; None: no limit.
     """
 
@@ -70,12 +70,12 @@ class Settings(AttachSettings):
     """Settings of the adapters of trainers: the keys under ``actor_rollout_ref.actor.megatron.foremoe`` in veRL.
 
     Attributes:
-        plan_limit_s: Planning that takes longer is given up, and the stage runs at home.
-        compile_limit_s: Seconds that ranks wait for those that compile before the first stage.
-        recompute: Whether the recompute stage runs by a plan.
-        update: Whether the update stage runs by a plan.
-        packing: Whether to form other micro-batches, to balance their experts; see `foremoe.integrations.verl.packing`.
-        dump: Folder for counts-only workloads of every stage, or None.
+        plan_limit_s: Planning that takes longer is abandoned, and the stage runs at home.
+        compile_limit_s: Seconds to wait for ranks that compile before the first stage.
+        recompute: Whether the recompute stage follows a plan.
+        update: Whether the update stage follows a plan.
+        packing: Whether to regroup micro-batches, to balance their experts; see `foremoe.integrations.verl.packing`.
+        dump: Folder for a workload (counts) of every stage, or None.
     """
 
     plan_limit_s: float | None = 20.0

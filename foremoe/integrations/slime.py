@@ -1,9 +1,9 @@
-"""foremoe inside slime, by two of slime's own arguments; nothing is forked::
+"""foremoe inside slime, through two of slime's own arguments, without a fork::
 
     --custom-megatron-init-path foremoe.integrations.slime.install
     --custom-config-path settings.yaml                                # foremoe: {redundant: 1}
 
-With ``--use-rollout-routing-replay`` log-probabilities and updates run by plans; with ``--use-routing-replay`` alone updates do.
+With ``--use-rollout-routing-replay`` log-probabilities and updates follow plans; with ``--use-routing-replay`` alone updates do.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _logger = logging.getLogger(__name__)
 
 
 def install(args: Any) -> None:
-    """Has the Megatron actor of this process run by plans; slime calls it with its arguments, before the model is built.
+    """Makes the Megatron actor of this process follow plans; slime calls it with its arguments, before the model is built.
 
     Raises:
-        InputError: A setting that does not fit, or an argument with which foremoe cannot run.
+        InputError: A setting is invalid, or foremoe cannot run with one of the arguments.
     """
     settings = Settings.of(getattr(args, "foremoe", None))
     if not args.use_routing_replay:
@@ -55,7 +55,7 @@ _ARGUMENTS = {"fp8": "--fp8-format", "fp4": "--fp4-format"}
 
 
 def argument(name: str, value: Any) -> str:
-    """What to do to slime's command so that Megatron's option `name` is `value`."""
+    """Says how to change slime's command so that Megatron's option `name` is `value`."""
     shown = _ARGUMENTS.get(name, "--" + name.replace("_", "-"))
     if value is None or value is False:
         return f"nothing of {shown}"
@@ -63,7 +63,7 @@ def argument(name: str, value: Any) -> str:
 
 
 def routing_of(call: dict[str, Any]) -> list[Array] | None:
-    """What slime will replay in a call: it has laid out the routing of all micro-batches, layer by layer, before the first.
+    """Returns the routing that slime will replay in a call; slime has laid out all micro-batches before the first.
 
     Returns:
         int16 [T, L, K] per micro-batch; None for passes that record, and for reference and teacher models.

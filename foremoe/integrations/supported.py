@@ -1,4 +1,4 @@
-"""Options of Megatron-Core that foremoe cannot run with: asked of settings where a job starts, and of the model when attaching.
+"""Finds unsupported options of Megatron-Core, in a job's settings when it starts, and in the model when attaching.
 
 Nothing here needs Megatron-Core, which a trainer's driver may not have.
 """
@@ -31,7 +31,7 @@ _NOT_FOLLOWED = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parallel:
-    """Sizes of a job's groups that options depend on; 1 where they are not known.
+    """Sizes of a job's groups; 1 if not known.
 
     Attributes:
         tp: Tensor-parallel ranks.
@@ -47,7 +47,9 @@ class Parallel:
 
     @classmethod
     def of(cls, get: Get) -> Self:
-        """From Megatron's options, as its `initialize_model_parallel` has it: an expert is split like all else by default."""
+        """Reads the sizes from Megatron's options like `initialize_model_parallel`: by default experts are split like the
+        rest.
+        """
         size = lambda name: get(name, None) or 1  # noqa: E731
         tp = size("tensor_model_parallel_size")
         return cls(
@@ -58,19 +60,19 @@ class Parallel:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why foremoe cannot run, in Megatron's words, and the options with which it would."""
+    """The reason why foremoe cannot run, in Megatron's terms, and the options to set instead."""
 
     reason: str
     options: Mapping[str, Any]
 
     def error(self, write: Write | None = None) -> InputError:
-        """One sentence, with what a trainer's command would say if it is known."""
+        """Returns the error, in the form of the trainer's command if that is known."""
         told = "" if write is None else "; write " + ", ".join(write(name, value) for name, value in self.options.items())
         return InputError(f"foremoe cannot be attached to this model: {self.reason}{told}.")
 
 
 def refusal_of(get: Get, parallel: Parallel) -> Refusal | None:
-    """The first option that is not supported; None if all are.
+    """Returns a refusal for the first unsupported option; None if all are supported.
 
     Args:
         get: Looks options up.
@@ -123,6 +125,6 @@ def refusal_of(get: Get, parallel: Parallel) -> Refusal | None:
 
 
 def hydra(prefix: str) -> Write:
-    """How a command of Hydra or OmegaConf sets an option under `prefix`."""
+    """Writes an option under `prefix` as in a command of Hydra or OmegaConf."""
     words = {None: "null", True: "true", False: "false"}
     return lambda name, value: f"{prefix}{name}={words.get(value, value) if value is None or isinstance(value, bool) else value}"

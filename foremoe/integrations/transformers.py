@@ -1,10 +1,10 @@
-"""Routing of Hugging Face models, for people without a rollout engine: recorded while a model generates or scores::
+"""Records the routing of Hugging Face models without a rollout engine, while they generate or score::
 
     with foremoe.integrations.transformers.record(model) as recorded:
         model.generate(**inputs, max_new_tokens=512)
     recorded.trace().save("rollout.npz")
 
-Hooks on the routers take what they return; transformers itself is not imported. Version 5.24 is tested; 5.0 has no such router
+Hooks record what the routers return; transformers itself is not imported. Version 5.24 is tested; 5.0 has no such router
 for DeepSeek-V3.
 """
 
@@ -32,16 +32,17 @@ __all__ = ["Recording", "record"]
 def record(model: Any) -> Iterator[Recording]:
     """Records the routing of every forward pass of `model` inside the block.
 
-    Passes that continue a key-value cache, as `generate` makes them, belong to the batch whose first pass filled it. Padding is
-    told by `attention_mask`. A sequence that ends before the others of its batch is cut after its first end-of-sequence token.
-    The token that was sampled last has no routing, since no pass has read it.
+    Passes that continue a key-value cache, as in `generate`, belong to the batch whose first pass filled it. `attention_mask`
+    marks padding. A sequence that ends before the others of its batch is cut after its first end-of-sequence token. The token
+    that was sampled last has no routing, since no pass has read it.
 
     Args:
-        model: A causal language model whose MoE blocks have a router (`gate` or `router`) next to their `experts`, as those of
+        model: A causal language model whose MoE blocks have a router (`gate` or `router`) next to their `experts`, such as
             Qwen2-MoE, Qwen3-MoE, Qwen3-Next, Mixtral, DeepSeek-V2 and V3, GLM-4.5, gpt-oss and OLMoE.
 
     Raises:
-        InputError: No such router; in a pass, an attention mask of more than two axes, or a cache that another pass filled.
+        InputError: There is no such router; or a pass has an attention mask of more than two axes, or a cache that another pass
+            filled.
 
     Example:
         >>> with foremoe.integrations.transformers.record(model) as recorded:  # doctest: +SKIP
@@ -62,7 +63,7 @@ def record(model: Any) -> Iterator[Recording]:
 
 
 class Recording:
-    """What `record` has recorded so far."""
+    """The routing recorded by `record`."""
 
     def __init__(self, model: Any) -> None:
         found, within = dict[int, Any](), ""
@@ -91,10 +92,10 @@ class Recording:
         """Returns the sequences of all batches, in order.
 
         Args:
-            lengths: Tokens of each sequence; None: those that the model has read. One more than that is a token without routing.
+            lengths: Tokens of each sequence; None: those that the model has read. A further token has no routing.
 
         Raises:
-            InputError: Nothing was recorded, or lengths that do not fit.
+            InputError: Nothing was recorded, or lengths do not fit.
         """
         payloads = [ids_TLK for batch in self._batches for ids_TLK in batch.sequences(self._ends)]
         if not payloads:

@@ -1,4 +1,4 @@
-"""The model, the machine and the trainer: sizes, rates and presets."""
+"""Sizes and rates of model, machine and trainer, with presets."""
 
 from foremoe.machine.cluster import Cluster
 from foremoe.machine.model import Model

@@ -1,4 +1,4 @@
-"""Cluster: how fast ranks compute, how fast the links between them are, and which node each rank is on."""
+"""Cluster: the speed of ranks and of the links between them, and the node of each rank."""
 
 import dataclasses
 import os
@@ -23,53 +23,52 @@ TYPICAL_ERROR = 0.12
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Cluster(ArrayValue):
-    """The ranks of one EP group and the links between them. Bandwidths are effective figures of one direction.
+    """The ranks of one EP group and the links between them. Bandwidths are effective and for one direction.
 
     Attributes:
         name: The kind of node.
         num_ranks: G, ranks of the EP group.
-        node_of_rank_G: int32 [G], node of each rank, any mapping onto 0 .. num_nodes-1. Default: eight ranks a node, in order.
+        node_of_rank_G: int32 [G], node of each rank, any mapping onto 0 .. num_nodes-1. Default: eight ranks per node, in order.
         flops_per_s: Dense peak of one rank at the precision of its GEMMs.
-        compute_efficiency: Share of that peak which grouped expert GEMMs reach, in (0, 1].
+        compute_efficiency: Share of that peak that grouped expert GEMMs reach, in (0, 1].
         slot_overhead_s: Fixed seconds per busy slot and pass: launch of a small GEMM, unfilled tiles.
-        peer_bytes_per_s: One rank to or from another of its node.
-        rdma_bytes_per_s: One NIC, to or from another node; `nic_sharing` ranks share it.
-        host_bytes_per_s: Pinned host memory to one rank; 0 where there are no host stores.
+        peer_bytes_per_s: Bandwidth between one rank and another of its node.
+        rdma_bytes_per_s: Bandwidth between one NIC and another node; `nic_sharing` ranks share it.
+        host_bytes_per_s: Bandwidth from pinned host memory to one rank; 0 without host stores.
         peer_latency_s: Fixed seconds per copy inside a node.
         rdma_latency_s: Fixed seconds per copy between nodes.
         host_latency_s: Fixed seconds per copy from host memory.
         nic_sharing: Ranks that share one NIC.
-        dispatch: ``"pairs"``: every (token, expert) pair travels by itself, as in a plain all-to-all. ``"node"``: a token travels
+        dispatch: ``"pairs"``: every (token, expert) pair is sent by itself, as in a plain all-to-all. ``"node"``: a token is sent
             once to every node that serves it, to the rank of the same local index, and from there once to every rank that
-            serves it, as DeepEP's and HybridEP's kernels send it.
-        exchange_bytes_per_s: What the kernels of ``"node"`` dispatch reach inside a node, one rank and direction; None: what
-            copies reach.
-        plain_bytes_per_s: The same of ``"pairs"`` dispatch, a plain all-to-all; None: what copies reach.
-        return_bytes_per_s: What replica gradients reach, which are added where they arrive, inside a node or between; None: what
-            copies reach.
+            serves it, as in DeepEP and HybridEP.
+        exchange_bytes_per_s: Bandwidth of the kernels of ``"node"`` dispatch inside a node, for one rank and direction; None:
+            that of copies.
+        plain_bytes_per_s: The same for ``"pairs"`` dispatch, a plain all-to-all; None: that of copies.
+        return_bytes_per_s: Bandwidth of replica gradients, which are added where they arrive, inside a node or between; None:
+            that of copies.
         copy_contention: Seconds of compute lost per second of concurrent copy, in [0, 1].
         memory_bytes: Accelerator memory of one rank.
-        memory_bytes_per_s: Bandwidth of that memory, which the optimizer runs at; None: not known, the optimizer takes no time.
-        attention_efficiency: Share of the peak which attention reaches, in (0, 1]; None: that of the experts.
-        score_flops_per_s: What attention's scores and values reach, whatever the precision of GEMMs; None: as its projections.
-        backward_ratio: Seconds of the experts' backward over those of their forward; 2 by counting GEMMs.
-        slot_backward_s: Fixed seconds per busy slot in backward, where totals of weight gradients are read and written; None:
+        memory_bytes_per_s: Bandwidth of that memory, which limits the optimizer; None: not known, the optimizer takes no time.
+        attention_efficiency: Share of the peak that attention reaches, in (0, 1]; None: that of the experts.
+        score_flops_per_s: FLOP/s of attention's scores and values, whatever the precision of GEMMs; None: as its projections.
+        backward_ratio: Seconds of the experts' backward over those of their forward; 2 if only GEMMs count.
+        slot_backward_s: Fixed seconds per busy slot in backward, where sums of weight gradients are read and written; None:
             `backward_ratio` times ``slot_overhead_s``.
-        attention_backward_ratio: The same of what precedes the experts; None: that of the experts.
-        layer_overhead_s: Fixed seconds of one layer and forward pass besides attention and experts (router, norms, launches).
-        pair_overhead_s: Seconds of one (token, expert) pair and forward pass besides its GEMMs (permutation, activation).
-        element_overhead_s: Seconds of one element of a token's activation, layer and forward pass besides GEMMs and scores
+        attention_backward_ratio: Backward over forward of the work before the experts; None: that of the experts.
+        layer_overhead_s: Fixed seconds per layer and forward pass besides attention and experts (router, norms, launches).
+        pair_overhead_s: Seconds per (token, expert) pair and forward pass besides its GEMMs (permutation, activation).
+        element_overhead_s: Seconds per element of a token's activation, layer and forward pass besides GEMMs and scores
             (norms, residuals, router, permutation, activation, quantisation).
         tile_pairs: Rows of a grouped GEMM's tile: the pairs of a slot are rounded up to it.
-        host_layer_s: Host seconds of one layer and forward pass where the host cannot run ahead: see `foremoe.machine.host`.
-        precision: Of GEMMs, as the preset was asked for; a label, `flops_per_s` and the overheads are what counts.
-        calibrated: True once the figures were fitted on real hardware and the fit passed `foremoe.calibrate.gate`.
-        residual: Largest ``|fitted - measured| / measured`` of the fit, over everything it was measured on; None: not fitted, or
-            not recorded.
-        source: Where the figures come from.
+        host_layer_s: Host seconds per layer and forward pass if the host cannot run ahead: see `foremoe.machine.host`.
+        precision: Precision of GEMMs, as requested from the preset; only a label, `flops_per_s` and the overheads decide.
+        calibrated: True if the figures were fitted on real hardware and the fit passed `foremoe.calibrate.gate`.
+        residual: Largest ``|fitted - measured| / measured`` of the fit; None: not fitted, or not recorded.
+        source: Origin of the figures.
 
     Raises:
-        InputError: A figure is of the wrong type or out of range, or the node numbers do not fit.
+        InputError: A figure has a wrong type or range, or the node numbers do not fit.
     """
 
     name: str
@@ -134,14 +133,14 @@ class Cluster(ArrayValue):
         """Returns a cluster of a shipped kind with `num_ranks` ranks; case does not matter.
 
         Args:
-            num_ranks: Any number; the last node is smaller when it does not divide.
+            num_ranks: Any number; the last node may be smaller.
             ranks_per_node: Default: the preset's own.
-            dispatch: How tokens travel.
-            host_store: Whether weights may come from host memory; without, ``host_bytes_per_s`` is 0.
-            precision: Of GEMMs: ``"bf16"``, or ``"fp8"`` where the GPU has it.
+            dispatch: ``"pairs"`` or ``"node"``.
+            host_store: Whether weights may come from host memory; if False, ``host_bytes_per_s`` is 0.
+            precision: Precision of GEMMs: ``"bf16"``, or ``"fp8"`` if the GPU supports it.
 
         Raises:
-            InputError: There is no such preset (it lists those there are), or a count out of range.
+            InputError: There is no such preset (the error lists all), or a count is out of range.
 
         Example:
             >>> foremoe.Cluster.preset("8xh100", num_ranks=16).node_of_rank_G.tolist()
@@ -157,7 +156,7 @@ class Cluster(ArrayValue):
 
     @classmethod
     def preset_names(cls) -> tuple[str, ...]:
-        """Returns the names that `preset` knows."""
+        """Returns the names that `preset` accepts."""
         return fields.preset_names(_FILE)
 
     @classmethod
@@ -167,7 +166,7 @@ class Cluster(ArrayValue):
         Nodes come from ``num_ranks`` and ``ranks_per_node``, or from a list ``node_of_rank``; then ``num_ranks`` may be left out.
 
         Raises:
-            InputError: Unknown or missing keys, or a field that `Cluster` refuses; it starts with `where`.
+            InputError: Keys are unknown or missing, or `Cluster` refuses a field; the message starts with `where`.
         """
         by_list = "node_of_rank" in table
         names = [name for name in cls.__dataclass_fields__ if name not in ("num_ranks", "node_of_rank_G")]
@@ -190,13 +189,13 @@ class Cluster(ArrayValue):
 
     @classmethod
     def from_toml(cls, path: str | os.PathLike[str]) -> Self:
-        """Reads a cluster from a TOML file, as `to_toml` writes it; raises InputError if there is none, or as `from_dict`."""
+        """Reads a cluster from a TOML file of `to_toml`; raises InputError if there is none, or as `from_dict`."""
         return cls.from_dict(fields.read(path), where=repr(os.fspath(path)))
 
     def to_dict(self) -> dict[str, Any]:
-        """Fields as plain numbers, text and lists; ``Cluster.from_dict(c.to_dict()).same_as(c)``.
+        """Returns the fields as plain numbers, text and lists; ``Cluster.from_dict(c.to_dict()).same_as(c)``.
 
-        What only a fit knows is left out where nothing was fitted; so are defaults of dispatch.
+        Leaves out fields that only a fit knows if nothing was fitted, and defaults of dispatch.
         """
         table: dict[str, Any] = {"name": self.name, "num_ranks": self.num_ranks}
         if np.array_equal(self.node_of_rank_G, nodes_in_order(self.num_ranks, self.ranks_per_node)):
@@ -213,7 +212,7 @@ class Cluster(ArrayValue):
     def with_ranks(self, num_ranks: int, ranks_per_node: int) -> Self:
         """Returns the same kind of cluster with another number of ranks, in nodes of `ranks_per_node` filled in order.
 
-        Links that were not there to be fitted, inside a node or between nodes, make the figures count as not calibrated.
+        If it has links that were not measured, inside a node or between nodes, its figures count as not calibrated.
         """
         other = dataclasses.replace(self, num_ranks=num_ranks, node_of_rank_G=nodes_in_order(num_ranks, ranks_per_node))
         linked = other.num_nodes <= self.num_nodes and (other.ranks_per_node == 1 or self.ranks_per_node > 1)
@@ -221,7 +220,7 @@ class Cluster(ArrayValue):
 
     @property
     def standing(self) -> str:
-        """What the figures are, in words that stand beside every time: calibrated or not, and the residual of their fit."""
+        """Says how far to trust every predicted time: calibrated or not, and the residual of the fit."""
         if self.residual is None:
             error = f"median error {100 * TYPICAL_ERROR:.0f} %"
             return "calibrated, residual not recorded" if self.calibrated else f"uncalibrated, {error}"
@@ -264,19 +263,19 @@ class Cluster(ArrayValue):
 
     @property
     def window_backward_ratio(self) -> float:
-        """Backward over forward of what precedes the experts."""
+        """Backward over forward of the work before the experts."""
         return self.backward_ratio if self.attention_backward_ratio is None else self.attention_backward_ratio
 
     @property
     def exchange_latency_s(self) -> float:
-        """Fixed seconds of an exchange between all ranks: that of the slowest link class in it, 0 for one rank."""
+        """Fixed seconds of an exchange between all ranks: that of its slowest link class, 0 for one rank."""
         if self.num_ranks == 1:
             return 0.0
         return self.rdma_latency_s if self.num_nodes > 1 else self.peer_latency_s
 
     @property
     def kernel_bytes_per_s(self) -> float:
-        """Bandwidth of an exchange inside a node, of one rank and direction."""
+        """Bandwidth of an exchange inside a node, for one rank and direction."""
         own = self.exchange_bytes_per_s if self.dispatch == "node" else self.plain_bytes_per_s
         return self.peer_bytes_per_s if own is None else own
 
@@ -286,7 +285,7 @@ class Cluster(ArrayValue):
         return self.rdma_bytes_per_s / self.nic_sharing
 
     def copy_seconds(self, num_bytes: float) -> tuple[float, float, float]:
-        """Seconds that one rank takes to copy `num_bytes`: inside its node, between nodes, and from its host store (else inf)."""
+        """Seconds for one rank to copy `num_bytes`: inside its node, between nodes, and from its host store (inf without one)."""
         return (
             num_bytes / self.peer_bytes_per_s + self.peer_latency_s,
             num_bytes / self.rdma_bytes_per_s_per_rank + self.rdma_latency_s,
@@ -294,7 +293,7 @@ class Cluster(ArrayValue):
         )
 
     def return_seconds(self, num_bytes: float) -> tuple[float, float]:
-        """Seconds that one rank's replica gradient of `num_bytes` takes home: inside its node, and between nodes."""
+        """Seconds to return one rank's replica gradient of `num_bytes`: inside its node, and between nodes."""
         own = np.inf if self.return_bytes_per_s is None else self.return_bytes_per_s
         peer, rdma = min(self.peer_bytes_per_s, own), min(self.rdma_bytes_per_s_per_rank, own)
         return num_bytes / peer + self.peer_latency_s, num_bytes / rdma + self.rdma_latency_s

@@ -1,4 +1,4 @@
-"""What a `Cluster`'s fields may hold, which of them tables leave out at their defaults, and how ranks fill nodes."""
+"""Ranges of a `Cluster`'s fields, fields that tables leave out at their defaults, and the order in which ranks fill nodes."""
 
 from functools import partial
 

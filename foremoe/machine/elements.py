@@ -1,4 +1,4 @@
-"""Where the time that is neither GEMMs nor scores goes: which of it is per token, and which per (token, expert) pair."""
+"""Divides the time besides GEMMs and scores into a part per token and a part per (token, expert) pair."""
 
 from typing import NamedTuple
 
@@ -7,7 +7,7 @@ from foremoe.machine.model import Model
 
 
 class ElementShares(NamedTuple):
-    """Shares of `Cluster.element_overhead_s` in a MoE layer; what is left is residuals, attention's inputs, router and sums."""
+    """Shares of `Cluster.element_overhead_s` in a MoE layer; the rest is residuals, attention's inputs, router and sums."""
 
     norms: float
     activation: float  # of the experts
@@ -15,7 +15,7 @@ class ElementShares(NamedTuple):
 
 
 def element_shares(model: Model) -> ElementShares:
-    """The shares by bytes read and written.
+    """Returns the shares by bytes read and written.
 
     In widths of a token: two norms 4, two residuals 6, queries, keys and values 4, the router 1, the sum of experts 1; for each
     of K experts 2 to gather, 1 to add up, and three times the expert's width.

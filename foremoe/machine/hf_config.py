@@ -1,4 +1,4 @@
-"""Sizes of a model from its Hugging Face `config.json`."""
+"""Reads the sizes of a model from its Hugging Face `config.json`."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -23,10 +23,10 @@ _MAX_LAYERS = 2**15 - 1  # plans number layers with int16
 
 
 def model_fields(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of `Model` but for its name and source.
+    """Returns the fields of `Model` without name and source.
 
     Raises:
-        InputError: Another family of models, a figure that is missing or none, or dense layers after the first MoE layer.
+        InputError: The family is not supported, a figure is missing or None, or dense layers follow the first MoE layer.
     """
     family = str(config.get("model_type"))
     if family not in _FAMILIES:

@@ -43,29 +43,29 @@ _CHECKS = (
 class Model:
     """The sizes of one MoE model.
 
-    Experts, attention, dense layers, embedding and head count; norms, router and biases are left out.
+    It includes experts, attention, dense layers, embedding and head, but no norms, router or biases.
 
     Attributes:
-        name: What reports and plans call it.
-        num_layers: MoE layers; dense layers come before them, `first_moe_layer` of them.
-        first_moe_layer: The model's own number of the first MoE layer; those after it are all MoE.
+        name: Name in reports and plans.
+        num_layers: Number of MoE layers; `first_moe_layer` dense layers come before them.
+        first_moe_layer: The model's own number of the first MoE layer; all later layers are MoE.
         num_experts: Routed logical experts of a layer.
-        num_topk: Experts that serve one token.
+        num_topk: Experts per token.
         hidden_size: Width of a token's activation.
         ffn_size: Intermediate width of one expert.
-        shared_ffn_size: Intermediate width of a layer's shared experts together, which serve every token; 0 without.
-        dense_ffn_size: Intermediate width of a dense layer; 0 where it is not known.
+        shared_ffn_size: Total intermediate width of a layer's shared experts, which serve every token; 0 without.
+        dense_ffn_size: Intermediate width of a dense layer; 0 if it is not known.
         num_matrices: Weight matrices of hidden_size x ffn_size per expert; 3 for a gated MLP (gate, up, down).
         bytes_per_weight: Bytes of a weight; 2 for bf16.
         bytes_per_gradient: Bytes of a main gradient; 4 for fp32.
         bytes_per_activation: Bytes of an activation; 2 for bf16.
-        attention_params: Attention weights of one layer, a count; a token uses each once.
+        attention_params: Number of attention weights in one layer; a token uses each once.
         num_heads: Query heads.
         qk_head_dim: Width of one head's score product.
         v_head_dim: Width of one head's value product.
         num_expert_groups: Groups of the router's top-k choice (DeepSeek-V3 routes by group), 1 without groups.
-        vocab_size: Rows of the embedding and of the head, which do not share weights; 0 where they are not known.
-        source: Where the figures come from.
+        vocab_size: Rows of the embedding and of the head, which do not share weights; 0 if they are not known.
+        source: Origin of the figures.
 
     Raises:
         InputError: A figure is not allowed, num_topk exceeds num_experts, or the groups do not divide the experts.
@@ -102,7 +102,7 @@ class Model:
 
     @classmethod
     def preset(cls, name: str) -> Self:
-        """Returns a model shipped with foremoe; case does not matter. The InputError for another name lists them.
+        """Returns a model shipped with foremoe; case does not matter. An InputError for an unknown name lists all presets.
 
         Example:
             >>> foremoe.Model.preset("qwen3-30b-a3b").expert_bytes
@@ -116,7 +116,7 @@ class Model:
     ) -> Self:  # fmt: skip
         """Makes a model from five sizes; `others` are further attributes by name.
 
-        All layers are MoE, and attention has heads of 128 and four square matrices, unless `others` says more.
+        By default all layers are MoE, and attention has heads of 128 and four square matrices.
 
         Raises:
             InputError: As for `Model`.
@@ -138,12 +138,12 @@ class Model:
 
     @classmethod
     def preset_names(cls) -> tuple[str, ...]:
-        """Returns the names that `preset` knows."""
+        """Returns the names that `preset` accepts."""
         return fields.preset_names(_FILE)
 
     @classmethod
     def preset_of(cls, name: str) -> str | None:
-        """Returns the preset for a hub's name, such as ``Qwen/Qwen3-30B-A3B-Instruct-2507``, or None."""
+        """Returns the preset for a name on the Hugging Face Hub, such as ``Qwen/Qwen3-30B-A3B-Instruct-2507``, or None."""
         found = name.strip().lower().rpartition("/")[2]
         while found not in cls.preset_names():
             shorter = _VARIANT.sub("", found)
@@ -164,7 +164,7 @@ class Model:
         """Makes a model from a table of fields; fields with a default may be left out.
 
         Raises:
-            InputError: Unknown or missing keys, or a field that `Model` refuses; it starts with `where`.
+            InputError: Keys are unknown or missing, or `Model` refuses a field; the message starts with `where`.
         """
         known = {f.name: f.default is dataclasses.MISSING for f in dataclasses.fields(cls)}
         fields.check_keys(table, known, [name for name, required in known.items() if required], where)
@@ -173,19 +173,19 @@ class Model:
 
     @classmethod
     def from_toml(cls, path: str | os.PathLike[str]) -> Self:
-        """Reads a model from a TOML file, as `to_toml` writes it; raises InputError if there is none, or as `from_dict`."""
+        """Reads a model from a TOML file of `to_toml`; raises InputError if there is none, or as `from_dict`."""
         return cls.from_dict(fields.read(path), where=repr(os.fspath(path)))
 
     @classmethod
     def from_hf(cls, path: str | os.PathLike[str]) -> Self:
         """Reads the model from a Hugging Face `config.json`, or from its folder.
 
-        Reads Qwen2-MoE, Qwen3-MoE and Qwen3-Next (its attention as the mean of its layers), DeepSeek-V2 and V3, Kimi-K2, GLM-4.5,
-        gpt-oss, Mixtral and OLMoE. Weights are taken as bf16, whatever the checkpoint has; layers of multi-token prediction are
-        left out.
+        Supports Qwen2-MoE, Qwen3-MoE and Qwen3-Next (its attention as the mean of its layers), DeepSeek-V2 and V3, Kimi-K2,
+        GLM-4.5, gpt-oss, Mixtral and OLMoE. Weights count as bf16, whatever the checkpoint has; layers of multi-token prediction
+        are left out.
 
         Raises:
-            InputError: There is no such file, it is of another family, or it lacks a size.
+            InputError: The file does not exist, has an unsupported family, or lacks a size.
         """
         file = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
         text = read_file(file, MAX_JSON_BYTES)
@@ -200,7 +200,7 @@ class Model:
             return cls(name=name, source=f"{file.name} of {name}", **model_fields(config))
 
     def to_dict(self) -> dict[str, Any]:
-        """Fields as plain numbers and text, without shared experts and dense layers where there are none.
+        """Returns the fields as plain numbers and text, without shared experts and dense layers if there are none.
 
         ``Model.from_dict(m.to_dict()) == m``.
         """
@@ -217,12 +217,12 @@ class Model:
 
     @property
     def expert_bytes(self) -> int:
-        """Bytes of one expert's weights: what one copy moves."""
+        """Bytes of one expert's weights, which one copy moves."""
         return math.ceil(self.expert_params * self.bytes_per_weight)
 
     @property
     def gradient_bytes(self) -> int:
-        """Bytes of one expert's main gradient: what one gradient return moves."""
+        """Bytes of one expert's main gradient, which one gradient return moves."""
         return math.ceil(self.expert_params * self.bytes_per_gradient)
 
     @property
@@ -249,18 +249,18 @@ class Model:
         """Returns the forward FLOPs of one layer's attention.
 
         Projections take 2 FLOPs per weight and token. Scores and values take, per head and sequence of n tokens,
-        2 * (qk_head_dim + v_head_dim) * n^2 FLOPs, half of it under the causal mask. Every layer is priced as full causal
-        attention: layers with a sliding window (every second one of gpt-oss) come out too high for long ones.
+        2 * (qk_head_dim + v_head_dim) * n^2 FLOPs, half of it under the causal mask. Every layer counts as full causal
+        attention, which is too much for long sequences in layers with a sliding window (every second one of gpt-oss).
 
         Args:
             tokens: Number of tokens, any shape.
-            sum_len_sq: Sum of the squared sequence lengths, a shape that broadcasts with it.
+            sum_len_sq: Sum of the squared sequence lengths; its shape must broadcast with `tokens`.
 
         Returns:
             float64 of the common shape.
 
         Raises:
-            InputError: A negative or non-numeric entry, or shapes that do not broadcast.
+            InputError: An entry is negative or not a number, or shapes do not broadcast.
         """
         tokens_f, squares_f = _amounts(tokens, "tokens"), _amounts(sum_len_sq, "sum_len_sq")
         try:

@@ -1,4 +1,4 @@
-"""Precisions of GEMMs: what of a preset differs where they do not run in bf16."""
+"""Precisions of GEMMs: the figures of a preset that differ from those for bf16."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +10,7 @@ DEFAULT = "bf16"
 
 
 def at_precision(table: Mapping[str, Any], precision: str) -> dict[str, Any]:
-    """A preset's table with the figures of `precision`, and without the tables of the others.
+    """Returns a preset's table with the figures of `precision`, without the tables of other precisions.
 
     Raises:
         InputError: The preset has no such precision.

@@ -1,4 +1,4 @@
-"""Selective recompute: what backward runs again of a layer's forward, in seconds."""
+"""Selective recompute: seconds of the forward parts that backward runs again."""
 
 from collections.abc import Collection
 
@@ -17,12 +17,12 @@ PARTS = ("layernorm", "moe_act", "mlp", "core_attn", "moe")
 def recompute_seconds(
     model: Model, cluster: Cluster, parts: Collection[str], tokens: npt.ArrayLike, sum_len_sq: npt.ArrayLike
 ) -> Array:
-    """Seconds that one layer's backward takes longer on a rank with an even share of pairs; exchanges are not in it.
+    """Seconds that recomputation adds to one layer's backward on a rank with an even share of pairs, without exchanges.
 
     Args:
-        parts: Of `PARTS`; others take no time here.
+        parts: Names from `PARTS`; others take no time here.
         tokens: Number of tokens, any shape.
-        sum_len_sq: Sum of the squared sequence lengths, a shape that broadcasts with it.
+        sum_len_sq: Sum of the squared sequence lengths; its shape must broadcast with `tokens`.
     """
     tokens_f = np.asarray(tokens, np.float64)
     norms, activation, moved = element_shares(model)

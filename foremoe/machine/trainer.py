@@ -1,4 +1,4 @@
-"""Trainer: what lies around a stage: state of the optimizer, groups that train together, and the rest of a training step."""
+"""Trainer: optimizer state, groups that train together, and the time of a training step outside its stages."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -20,21 +20,21 @@ OUTSIDE_PERCENT = (50, 85, 95)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trainer:
-    """Costs of the trainer around a stage.
+    """The trainer around a stage: memory and time that a whole training step adds.
 
     Attributes:
         optimizer_bytes: Bytes of optimizer state per parameter. Adam in mixed precision (arXiv 1910.02054, section 3.1) has 12:
-            fp32 master weight, first and second moment. 0 where they lie in host memory during the stage.
-        data_parallel: EP groups that train together. They add up gradients, and each keeps its share of the optimizer's state, as
-            Megatron-LM's distributed optimizer and ZeRO do.
+            fp32 master weight, first and second moment. 0 if they are in host memory during the stage.
+        data_parallel: EP groups that train together. They sum gradients, and each keeps its share of the optimizer state, as in
+            Megatron-LM's distributed optimizer and ZeRO.
         rollout_share: Share of a training step outside the stages with static placement: rollout, rewards, moving weights. None:
-            not known, and then the gain of a step is not, either.
-        rollout_s: Seconds outside the stages; overrules the share.
-        micro_steps: Micro-steps of a whole training step, those of all its stages together (recompute and update of 8 each: 16).
-            Homes move once per step, so a stage bears its share of that by micro-steps. None: it bears all of it.
+            not known, so the gain of a step is not known either.
+        rollout_s: Seconds outside the stages; overrides the share.
+        micro_steps: Micro-steps of a whole training step, over all its stages (recompute and update of 8 each: 16). Homes move
+            once per step, and a stage bears its share of that cost by micro-steps. None: it bears all of it.
 
     Raises:
-        InputError: A figure is of the wrong type or out of range.
+        InputError: A figure has a wrong type or range.
     """
 
     optimizer_bytes: float = 12.0
@@ -62,7 +62,7 @@ class Trainer:
         return micro_steps / self.micro_steps
 
     def outside_s(self, static_s: float) -> float | None:
-        """Seconds of a step outside the stages, which take `static_s` with static placement; None if nobody said."""
+        """Seconds of a step outside the stages, which take `static_s` with static placement; None if not known."""
         if self.rollout_s is not None:
             return self.rollout_s
         return None if self.rollout_share is None else self.rollout_share / (1.0 - self.rollout_share) * static_s
@@ -74,6 +74,6 @@ class Trainer:
 
 
 def step_speedups(stage_s: float, static_s: float) -> dict[str, float]:
-    """The gain of a whole step at `OUTSIDE_PERCENT` of it outside the stages with static placement, by percentage."""
+    """Returns the speed-up of a whole step by percentage outside the stages with static placement, for `OUTSIDE_PERCENT`."""
     shares = {str(percent): percent / 100 for percent in OUTSIDE_PERCENT}
     return {name: 1.0 / (share + (1.0 - share) * stage_s / static_s) for name, share in shares.items()}

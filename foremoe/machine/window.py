@@ -1,4 +1,4 @@
-"""Seconds of what precedes the experts of a layer, and of dense layers, on one rank and in one forward pass."""
+"""Seconds of the work before a layer's experts, and of dense layers, on one rank in one forward pass."""
 
 import numpy as np
 import numpy.typing as npt
@@ -10,11 +10,11 @@ from foremoe.machine.model import Model
 
 
 def window_seconds(model: Model, cluster: Cluster, tokens: npt.ArrayLike, sum_len_sq: npt.ArrayLike) -> Array:
-    """Attention, shared experts, and all else that every token takes on its own rank.
+    """Seconds of attention, shared experts and all other work of tokens on their own rank.
 
     Args:
         tokens: Number of tokens, any shape.
-        sum_len_sq: Sum of the squared sequence lengths, a shape that broadcasts with it.
+        sum_len_sq: Sum of the squared sequence lengths; its shape must broadcast with `tokens`.
 
     Returns:
         float64 of the common shape.
@@ -24,7 +24,7 @@ def window_seconds(model: Model, cluster: Cluster, tokens: npt.ArrayLike, sum_le
 
 
 def dense_layer_seconds(model: Model, cluster: Cluster, tokens: npt.ArrayLike, sum_len_sq: npt.ArrayLike) -> Array:
-    """A whole dense layer, as `window_seconds`; 0 where its width is not known."""
+    """Seconds of a whole dense layer, like `window_seconds`; 0 if its width is not known."""
     if not model.dense_ffn_size:
         return np.zeros(np.broadcast_shapes(np.shape(tokens), np.shape(sum_len_sq)))
     params = model.num_matrices * model.hidden_size * model.dense_ffn_size

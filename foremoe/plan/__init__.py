@@ -1,4 +1,4 @@
-"""The Plan IR: placement, quotas, transfers, laws, files."""
+"""The plan IR: placement, quotas, transfers, laws, files."""
 
 from foremoe.plan.eplb_maps import EplbMaps
 from foremoe.plan.header import PlanHeader, PlanKey

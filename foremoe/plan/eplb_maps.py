@@ -1,4 +1,4 @@
-"""A plan's placement in the arrays of EPLB, which serving engines load."""
+"""Converts a plan's placement to the arrays of EPLB, which serving engines load."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 class EplbMaps(NamedTuple):
-    """Placement in the arrays of EPLB's ``rebalance_experts``, in its order; without the first axis for a single layer.
+    """Placement as EPLB's ``rebalance_experts`` returns it, in its order; without the first axis for a single layer.
 
     Attributes:
         phy2log: int64 [L, P], logical expert in every physical slot; slot ``g*S + s`` is on rank g.
-        log2phy: int64 [L, E, X], physical experts of every logical one in ascending order, -1 behind the last.
-        logcnt: int64 [L, E], how many these are; at least 1.
+        log2phy: int64 [L, E, X], physical experts of every logical one in ascending order, padded with -1.
+        logcnt: int64 [L, E], number of these; at least 1.
     """
 
     phy2log: Array

@@ -1,4 +1,4 @@
-"""The figures of one finished plan, counted from its arrays: what every line of `compare` shows."""
+"""Figures of a finished plan, computed from its arrays, for the lines of `compare`."""
 
 from typing import Any
 
@@ -24,9 +24,9 @@ FIGURES = (
 def plan_figures(
     name: str, problem: Problem, plan: Plan, *, static_s: float, counted_ML: Array | None = None, trainer: Trainer | None = None
 ) -> dict[str, Any]:
-    """One line of `compare` over the rows that count (default: all); the caller fills in ``plan_us_per_layer``.
+    """Returns one line of `compare` over the counted rows (default: all); the caller fills in ``plan_us_per_layer``.
 
-    `static_s` are the predicted seconds of static placement over the same rows.
+    `static_s` is the predicted time of static placement over the same rows, in seconds.
     """
     counted_ML = np.ones((plan.M, plan.L), bool) if counted_ML is None else counted_ML
     num_rows = int(counted_ML.sum())
@@ -47,9 +47,9 @@ def plan_figures(
 
 
 def stage_seconds(plan: Plan, counted_ML: Array | None = None) -> tuple[float, float]:
-    """Predicted seconds of the counted rows (default: all), and those of weight and gradient transfer among them.
+    """Predicted seconds of the counted rows (default: all), and those of weight and gradient transfers in them.
 
-    Where homes move, the first figure leaves weight transfer out: such plans are scored for their balance.
+    If homes move, the first figure leaves weight transfers out: such plans are scored for their balance.
     """
     counted_ML = np.ones((plan.M, plan.L), bool) if counted_ML is None else counted_ML
     parts = {name: float(part[counted_ML].sum()) for name, part in plan.cost_ML.parts().items()}
@@ -58,22 +58,22 @@ def stage_seconds(plan: Plan, counted_ML: Array | None = None) -> tuple[float, f
 
 
 def plan_memory(problem: Problem, plan: Plan, trainer: Trainer | None = None) -> Memory:
-    """What every rank keeps while it runs the plan (see `rank_memory`)."""
+    """Returns the memory of every rank while it runs the plan (see `rank_memory`)."""
     return rank_memory(problem, plan.placement, trainer=trainer)
 
 
 def plan_fit(problem: Problem, plan: Plan, trainer: Trainer | None = None) -> Fit:
-    """Whether the fullest rank fits while it runs the plan."""
+    """Checks whether the fullest rank fits while it runs the plan."""
     return fit(problem, plan.placement, trainer=trainer)
 
 
 def memory_figures(verdict: Fit) -> dict[str, Any]:
-    """The verdict as fields of a line."""
+    """Returns the verdict on memory as fields of a line."""
     return {"peak_bytes": verdict.peak_bytes, "peak_bytes_with_reforward": verdict.reforward_bytes, "fits": verdict.fits}
 
 
 def host_bytes(problem: Problem, plan: Plan) -> int:
-    """Bytes of the fullest node's host store: every expert once that the plan's copies take from there."""
+    """Bytes of the fullest node's host store, which holds once every expert that the plan copies from it."""
     t = plan.transfers
     host_C = t.link_C == Link.HOST
     node_C = problem.cluster.node_of_rank_G[t.dst_C[host_C]].astype(np.int64)
@@ -93,9 +93,9 @@ def max_fanout(plan: Plan, counted_ML: Array) -> int:
 
 
 def traffic(problem: Problem, plan: Plan, counted_ML: Array | None = None) -> tuple[float, dict[str, float]]:
-    """Moves per counted row (default: all), and bytes per row by link class: weights for every pass and gradients home.
+    """Moves per counted row (default: all), and bytes per row by link class: weights for every pass and returned gradients.
 
-    Moves are replicas made; where homes move, slots whose expert their rank did not hold in the micro-step before.
+    A move is a new replica; where homes move, it is a slot whose expert its rank did not hold in the micro-step before.
     """
     counted_ML = np.ones((plan.M, plan.L), bool) if counted_ML is None else counted_ML
     num_rows = counted_ML.sum()

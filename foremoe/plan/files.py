@@ -1,4 +1,4 @@
-"""Plan files: the plan's arrays and one JSON header; docs/plan-format.md is their contract."""
+"""Plan files: a plan's arrays and one JSON header; docs/plan-format.md is the contract."""
 
 import dataclasses
 import functools
@@ -59,7 +59,7 @@ CLUSTER = _names(
 
 
 def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
-    """Writes `plan`; the bytes are a function of the plan alone. Raises InputError where the place cannot be written."""
+    """Writes `plan`; the bytes depend on the plan alone. Raises InputError if the file cannot be written."""
     head = plan.header
     arrays = (
         _stored(plan, PLAN)
@@ -81,11 +81,12 @@ def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
 
 
 def load_plan(path: str | os.PathLike[str]) -> Plan:
-    """Reads what `save_plan` wrote; ignores tensors and header keys that it does not know.
+    """Reads a file of `save_plan`; ignores unknown tensors and header keys.
 
     Raises:
-        InputError: No such file, or it is truncated, changed, of a newer format, lacks a field, or has one of another type, shape
-            or range than the format says; or it is of an older format and has what no plan has any more.
+        InputError: The file does not exist, is truncated, changed or of a newer format, lacks a field, has a field whose type,
+            shape
+            or range breaks the format, or has an older format with features that plans no longer support.
     """
     header, tensors = read_tensors(path, "plan", FORMAT_VERSION)
     if header["format"] == 1 and _OLD_LINKS in tensors:
@@ -103,7 +104,7 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
 
 @functools.cache
 def header_schema() -> dict[str, Any]:
-    """The JSON schema of a plan's header."""
+    """Returns the JSON schema of a plan's header."""
     text = importlib.resources.files("foremoe.plan").joinpath("header.schema.json").read_text(encoding="utf-8")
     schema: dict[str, Any] = json.loads(text)
     return schema

@@ -1,4 +1,4 @@
-"""PlanHeader: what a plan was made from, so that a plan file stands on its own."""
+"""PlanHeader: the origin of a plan, so that a plan file is self-contained."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -43,18 +43,18 @@ class PlanKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PlanHeader(ArrayValue):
-    """Origin of a plan: what it was made from, and by which version of foremoe. It has no clock, host name or weight version.
+    """Origin of a plan: its inputs, and the version of foremoe. It has no clock, host name or weight version.
 
     Attributes:
-        planner: Text of the planner, its repr.
+        planner: The planner as text, its repr.
         redundant: R, redundant slots per rank.
         slot_depth: Buffers per redundant slot; see `Problem`.
         replicas: ``"any"``, or ``"node"``: none leaves its home's node.
         keeps_homes: Whether experts keep their homes; if not, the plan is scored, never executed.
         moe_layer_L: int32 [L], the model's own layer numbers.
         trace_id: Id of the trace that was counted, or empty.
-        dealt: How whole sequences were dealt, or None.
-        foremoe: Version that made the plan; empty where it is not known, as in files of format 1.
+        dealt: How whole sequences were packed, or None.
+        foremoe: Version that made the plan; empty if unknown, as in files of format 1.
     """
 
     key: PlanKey
@@ -84,7 +84,7 @@ class PlanHeader(ArrayValue):
 
     @property
     def num_buffers(self) -> int:
-        """Buffers on one rank, each as large as one expert."""
+        """Buffers on one rank, each of the size of one expert."""
         return self.redundant * self.slot_depth
 
 

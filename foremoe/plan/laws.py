@@ -1,6 +1,6 @@
-"""The validity laws of the Plan IR, vectorised: each check returns what is broken, where, with the numbers.
+"""The validity laws of the plan IR, vectorised: each check returns what is violated, where, with the numbers.
 
-The checks derive nothing the way planners and `derive_transfers` do: they look only at the finished arrays.
+Unlike planners and `derive_transfers`, checks derive nothing: they look only at the finished arrays.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SEARCHED = (Stop.OPTIMAL, Stop.LIMIT, Stop.CANCELLED, Stop.FELL_BACK)
 
 
 def plan_violations(plan: Plan, problem: Problem | None = None) -> list[PlanError]:
-    """Every law a plan breaks; with `problem`, also where the plan does not belong to it."""
+    """Lists every law that a plan violates; with `problem`, also where the plan does not belong to it."""
     found = Violations(plan.L)
     uses = _check_header(found, plan)
     if problem is not None:

@@ -1,4 +1,4 @@
-"""Which link every weight copy takes, and from which rank, so that the copies of a use are in place as early as possible."""
+"""Chooses link and source rank of every weight copy, so that the copies of a use arrive as early as possible."""
 
 from collections.abc import Collection
 from typing import NamedTuple
@@ -23,10 +23,11 @@ def choose_links(
     transfers: TransferList, home_LE: Array, cluster: Cluster, expert_bytes: int, allowed: Collection[Link] = tuple(Link), *,
     relay: int = 0, hide_U: Array | None = None,
 ) -> TransferList:  # fmt: skip
-    """The copies of a plan with `link_C` and `src_C` as `Deadline` chooses them.
+    """Returns the copies of a plan with `link_C` and `src_C` as `Deadline` chooses them.
 
-    A copy for which no link is `allowed` keeps the one to its home rank. `hide_U` are the seconds under which the copies of each
-    use hide; without them host stores count as full and nothing hides.
+    A copy for which no link is `allowed` keeps the link from its home rank. `hide_U` are the seconds of each use that its copies
+    can
+    overlap with; without them host stores count as full and no copy overlaps.
     """
     L, E = home_LE.shape
     base = E // cluster.num_ranks

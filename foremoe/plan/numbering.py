@@ -1,4 +1,4 @@
-"""Whether the numbers in a plan's arrays name things that it has: what must hold before anything is looked up by them."""
+"""Checks that the numbers in a plan's arrays refer to things that it has, before anything is looked up by them."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 
 def require_dtypes(fields: Mapping[str, ArrayField], arrays: Mapping[str, Array], prefix: str = "") -> None:
-    """Raises InputError where an array of a file is of another dtype than its field."""
+    """Raises InputError if an array of a file has another dtype than its field."""
     for name, array in arrays.items():
         if array.dtype != fields[name].dtype:
             raise InputError(f"{prefix}{name} must be {fields[name].dtype}; got {array.dtype}.")
 
 
 def require_numbered(plan: Plan) -> None:
-    """Raises InputError where sizes of a plan disagree, or its arrays name experts, ranks, layers or codes that do not exist.
+    """Raises InputError if sizes of a plan disagree, or its arrays name experts, ranks, layers or codes that do not exist.
 
-    Whether the plan is right is left to its laws: ``Plan.check``.
+    Other errors are found by the plan's laws: ``Plan.check``.
     """
     head, t = plan.header, plan.transfers
     M, L, G, S, E = plan.M, plan.L, plan.G, plan.S, plan.E

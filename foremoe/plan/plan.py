@@ -1,4 +1,4 @@
-"""Plan: the frozen, self-checking value that connects solvers to engines. Nobody downstream derives a solver's intent again."""
+"""Plan: the frozen, self-checking value that connects solvers to engines, which need nothing else from a solver."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from foremoe.workload.workload import Workload
 
 
 class Checked:
-    """Room for whether a value has passed its check; no field, so that neither copies nor files nor messages tell of it."""
+    """Cached check result; not a field, so that copies, files and messages leave it out."""
 
     __slots__ = ("_checked",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Plan(ArrayValue, Checked):
-    """Where every expert lives and how its tokens are split, for every micro-step and layer of one stage.
+    """The place of every expert and the split of its tokens, for every micro-step and layer of one stage.
 
     Attributes:
         home_LE: int32, home slot g*B + b of every expert.
-        load_MLE: int32, the load planned for, so that a plan checks itself.
+        load_MLE: int32, the planned load, so that a plan can check itself.
         expert_MLGS: int16, logical expert in every physical slot, -1 empty; slots [0, B) are the homes.
-        quota_MLGS: int32, (token, expert) pairs every slot serves.
+        quota_MLGS: int32, (token, expert) pairs that every slot serves.
         bound_ML: float64, lower bound of the objective (seconds under time, pairs under balance).
         load_bound_ML: float64, lower bound of the largest rank load.
         stop_ML: uint8, `Stop`.
@@ -115,12 +115,12 @@ class Plan(ArrayValue, Checked):
 
     @property
     def load_NG(self) -> Array:
-        """int64 [N, G]: pairs every rank serves."""
+        """int64 [N, G]: pairs that every rank serves."""
         return np.einsum("ngs->ng", self.quota_NGS, dtype=np.int64)
 
     @property
     def skew_ML(self) -> Array:
-        """float64 [M, L]: largest over mean rank load; 1.0 is perfect, and stands where there is no load."""
+        """float64 [M, L]: largest over mean rank load; 1.0 is perfect, and is also used for rows without load."""
         return skew(self.load_NG.reshape(self.M, self.L, self.G))
 
     @property
@@ -130,7 +130,7 @@ class Plan(ArrayValue, Checked):
 
     @property
     def load_gap_ML(self) -> Array:
-        """float64 [M, L]: how far the largest rank load lies above its proven lower bound, as a share of the bound."""
+        """float64 [M, L]: excess of the largest rank load over its proven lower bound, as a share of the bound."""
         load_ML = self.load_NG.max(axis=1).reshape(self.M, self.L)
         bound_ML = np.maximum(self.load_bound_ML, 1.0)
         return np.maximum(load_ML - bound_ML, 0.0) / bound_ML
@@ -154,15 +154,15 @@ class Plan(ArrayValue, Checked):
 
     @property
     def checked(self) -> bool:
-        """True if `check` has passed for this very value, which cannot change: nobody needs to check it again."""
+        """True if `check` has passed for this immutable value, so that it need not be checked again."""
         return getattr(self, "_checked", False)
 
     def violations(self, problem: Problem | None = None) -> list[PlanError]:
-        """Lists every broken law with its first places; with `problem`, also where the plan does not fit it."""
+        """Lists every violated law with the first places; with `problem`, also where the plan does not fit it."""
         return plan_violations(self, problem)
 
     def check(self, problem: Problem | None = None) -> None:
-        """Raises the first of `violations`; without `problem`, a plan that is `checked` is not looked at again."""
+        """Raises the first of `violations`; without `problem`, skips a plan that is already `checked`."""
         if self.checked and problem is None:
             return
         broken = self.violations(problem)
@@ -173,11 +173,11 @@ class Plan(ArrayValue, Checked):
     def rows_for(self, workload: Workload, rank: int) -> Array:
         """Returns how many pairs of source rank `rank` go to every physical slot p = g*S + s, int32 [M, L, P].
 
-        The split law (module `split`): own rank first, then own node, then the rest.
+        By the split law (module `split`), pairs go to the own rank first, then to the own node, then to the rest.
 
         Raises:
-            InputError: The workload's counts are not those the plan was made for, or the rank does not exist.
-            PlanError: The plan breaks a law.
+            InputError: The plan was made for other counts, or the rank does not exist.
+            PlanError: The plan violates a law.
         """
         if rank not in range(self.G):
             raise InputError(f"rank {rank} does not exist; the plan has {self.G} ranks.")
@@ -192,16 +192,16 @@ class Plan(ArrayValue, Checked):
     def to_eplb(self, layer: int | None = None, micro_step: int | None = None) -> EplbMaps:
         """Returns phy2log, log2phy and logcnt: the placement in the form of EPLB and serving engines (docs/engines.md).
 
-        Quotas have no place there: engines split an expert's tokens evenly over its copies. Empty slots get second copies.
+        Quotas are lost: engines split an expert's tokens evenly over its copies. Empty slots get second copies.
 
         Args:
             layer: One layer; default: all, as a first axis.
-            micro_step: Default: every one, if all have the same placement.
+            micro_step: One micro-step; default: all, which must have the same placement.
         """
         return eplb_maps(self, layer, micro_step)
 
     def select(self, layers: Sequence[int], schedule: Schedule | None = None) -> Plan:
-        """Returns the plan of some layers, such as those of a pipeline rank, with transfers derived for them on default links.
+        """Returns the plan of some layers, such as those of a pipeline rank, with new transfers on default links.
 
         Args:
             layers: Indices into this plan's layers.
@@ -216,7 +216,7 @@ class Plan(ArrayValue, Checked):
         return dataclasses.replace(self, header=header, cost_ML=cost_ML, **self.cut_arrays(L=index)).rederived()
 
     def rederived(self) -> Plan:
-        """Returns the same plan with its transfers derived again from placement and schedule, on default links."""
+        """Returns the same plan with transfers derived again from placement and schedule, on default links."""
         head = self.header
         expert_NGS = self.expert_NGS if head.keeps_homes else np.full_like(self.expert_NGS, -1)
         transfers = derive_transfers(
@@ -231,7 +231,7 @@ class Plan(ArrayValue, Checked):
 
         Args:
             plans: In order; all of the same key, layers, homes, model, cluster and slots.
-            schedule: The passes of all micro-steps; default: the plans' schedules one after the other.
+            schedule: The passes of all micro-steps; default: the plans' schedules in order.
         """
         if not plans:
             raise InputError("there are no plans to join.")
@@ -248,7 +248,7 @@ class Plan(ArrayValue, Checked):
         return dataclasses.replace(first, header=header, cost_ML=cost_ML, **Plan.join_arrays(plans, "M")).rederived()
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the plan as ``.safetensors`` with format version and checksum; saving then loading is identity."""
+        """Writes the plan as ``.safetensors`` with format version and checksum; `load` returns an equal plan."""
         from foremoe.plan.files import save_plan
 
         save_plan(self, path)
@@ -258,7 +258,7 @@ class Plan(ArrayValue, Checked):
         """Reads a plan and checks it.
 
         Raises:
-            InputError: The file is missing, truncated, changed, not a plan, of a newer format, or its plan breaks a law.
+            InputError: The file is missing, truncated, changed, not a plan or of a newer format, or its plan violates a law.
         """
         from foremoe.plan.files import load_plan
 
@@ -276,7 +276,7 @@ class Plan(ArrayValue, Checked):
         return summary(self)
 
     def explain(self, micro_step: int, layer: int) -> str:
-        """Explains one row: loads of ranks at home and as planned, and every replica with the pairs that it takes over.
+        """Explains one row: rank loads at home and as planned, and every replica with the pairs that it takes over.
 
         Example:
             >>> print(plan.explain(0, 0).splitlines()[1])

@@ -1,4 +1,4 @@
-"""Programme: a plan as one rank executes it, position by position: what starts when, what must be there, what goes home."""
+"""Programme: one rank's part of a plan, as a sequence of copies, uses and gradient returns."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from foremoe.problem.schedule import Phase, Uses
 
 
 class Return(NamedTuple):
-    """The gradient of one replica on its way home, after backward of a row; keys follow those of the copies.
+    """The return of one replica's gradient to its home, after backward of a row; keys follow those of the copies.
 
-    `turn` counts those of the row that the home takes in before it, so that both ends know what is staged there.
+    `turn` is the number of the row's returns that the home receives before it, so that both ends know what is staged there.
     """
 
     key: int
@@ -39,7 +39,7 @@ class Programme:
 
     A copy starts on both ends at the same position: see `start_positions`. Copies of one position start in the order of
     `Relays.depth_C`, then of need, then of `rounds_of`. So all ranks have one order of batches, (position, depth, need), in which
-    a relay comes after what it waits for: ranks that wait for each other in this order never do so in a circle.
+    a relay follows the copy that it passes on; ranks that wait for each other in this order never deadlock.
     """
 
     uses: list[tuple[int, int, int]]  # (micro-step, layer, phase) of `Schedule.uses`, by position
@@ -55,9 +55,9 @@ class Programme:
 
     @staticmethod
     def of(plan: Plan, rank: int, prefetch: int, transfers: TransferList | None = None) -> Programme:
-        """The part of `rank`; copies start at most `prefetch` positions ahead of need.
+        """Returns the part of `rank`; copies start at most `prefetch` positions before they are needed.
 
-        The plan keeps homes; `transfers` are its copies from other sources. Raises what `relays_of` raises.
+        The plan must keep homes; `transfers` are its copies from other sources. Raises the errors of `relays_of`.
         """
         t = plan.transfers if transfers is None else transfers
         uses = plan.header.schedule.uses(plan.L)
@@ -87,7 +87,7 @@ class Programme:
 
 
 def use_text(micro_step: int, layer: int, phase: int) -> str:
-    """A use in words."""
+    """Names a use in words."""
     return f"{Phase(phase).name.lower()} of micro-step {micro_step}, layer {layer}"
 
 
@@ -95,8 +95,8 @@ def start_positions(t: TransferList, relays: Relays, prefetch: int, late_C: Arra
     """int64 [C]: the use at whose begin each copy starts.
 
     A copy starts after the use that must be over on its destination, and at most `prefetch` positions before the use that needs
-    it, or not before that use where `late_C` is set. A relay starts a position later than the copy that it passes on, or, where
-    that is too late, in the same one.
+    it, or not before that use if `late_C` is set. A relay starts a position later than the copy that it passes on, or in the same
+    position if that would be too late.
     """
     need_C = t.need_C.astype(np.int64)
     start_C = np.maximum(t.after_C.astype(np.int64) + 1, need_C - prefetch).clip(0)

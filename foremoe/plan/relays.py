@@ -1,4 +1,4 @@
-"""Relays: copies that a rank passes on from a buffer of its own; where it has them from, and which of them an engine executes."""
+"""Relays: copies that a rank passes on from its own buffer; their origin, and which of them an engine executes."""
 
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ from foremoe.plan.transfers import Link, TransferList
 
 
 class Relays(NamedTuple):
-    """What a plan's relays depend on; all int64 [C]."""
+    """The dependencies of a plan's relays; all int64 [C]."""
 
     buffer_C: Array  # buffer of the source that a relay is read from; -1 for copies from home or the host store
     parent_C: Array  # copy that brought the expert there; -1 for no relay
@@ -23,7 +23,7 @@ class Relays(NamedTuple):
 
     @property
     def relay_C(self) -> Array:
-        """bool: which copies are relays."""
+        """bool: True for copies that are relays."""
         return self.buffer_C >= 0
 
 
@@ -33,10 +33,10 @@ def home_ranks(plan: Plan, t: TransferList) -> Array:
 
 
 def relays_of(plan: Plan, t: TransferList) -> Relays:
-    """The relays among the copies `t` of a plan.
+    """Finds the relays among the copies `t` of a plan.
 
     Raises:
-        InputError: A source does not hold what it should pass on, or ranks pass it on in a circle.
+        InputError: A source does not hold the expert that it should pass on, or ranks pass it on in a circle.
     """
     buffer_C, parent_C = np.full(len(t), -1), np.full(len(t), -1)
     relay_Y = np.flatnonzero((t.src_C >= 0) & (t.src_C != home_ranks(plan, t)))
@@ -59,7 +59,7 @@ def relays_of(plan: Plan, t: TransferList) -> Relays:
 
 
 def chain_depth(parent_C: Array) -> Array:
-    """int64 [C]: how many parents (-1: none) come before each copy, one after the other; more than children in a circle."""
+    """int64 [C]: length of the chain of parents (-1: none) of each copy; more than the number of relays in a circle."""
     depth_C, child_Y = np.zeros(len(parent_C), np.int64), np.flatnonzero(parent_C >= 0)
     for _ in range(len(child_Y) + 1):
         deeper_Y = depth_C[parent_C[child_Y]] + 1
@@ -70,10 +70,10 @@ def chain_depth(parent_C: Array) -> Array:
 
 
 def keep_executable(plan: Plan, t: TransferList, backend_P: Array, two_sided_P: Array) -> TransferList:
-    """The copies, with relays only where the relay and the copy it passes on go by one two-sided backend; others come from home.
+    """Returns the copies, with relays only if relay and original copy use one two-sided backend; other copies come from home.
 
-    A source whose own copy failed has then given up the backend that its relays would take, so one failure is not turned into
-    that of a second backend.
+    If a source's own copy fails, the source has given up the backend that its relays would use, so one failure never becomes that
+    of a second backend.
     """
     home_C, node_G = home_ranks(plan, t), plan.header.cluster.node_of_rank_G
     home_link_C = np.where(node_G[home_C] == node_G[t.dst_C], Link.PEER, Link.RDMA)
@@ -88,9 +88,9 @@ def keep_executable(plan: Plan, t: TransferList, backend_P: Array, two_sided_P: 
 
 
 def copies_for(plan: Plan, backend_P: Array, two_sided_P: Array) -> TransferList:
-    """The plan's copies as backends can execute them: as advised, or over other links if one of those has no backend.
+    """Returns the plan's copies for the available backends: as advised, or over other links if a link has no backend.
 
-    `backend_P` is the backend that serves each link, -1 for none, and `two_sided_P` tells whether it is two-sided.
+    `backend_P` is the backend that serves each link, -1 for none; `two_sided_P` says whether it is two-sided.
     """
     advised = keep_executable(plan, plan.transfers, backend_P, two_sided_P)
     if (backend_P[advised.link_C] >= 0).all():
@@ -101,7 +101,7 @@ def copies_for(plan: Plan, backend_P: Array, two_sided_P: Array) -> TransferList
 
 
 def reschedule(plan: Plan, backend_P: Array, relay: int) -> TransferList:
-    """The plan's copies scheduled over the links that have a backend."""
+    """Returns the plan's copies, scheduled over the links that have a backend."""
     head, allowed = plan.header, [link for link in Link if backend_P[link] >= 0]
     return choose_links(
         plan.transfers, plan.home_LE, head.cluster, head.model.expert_bytes, allowed, relay=relay

@@ -1,4 +1,4 @@
-"""Replay: what lies in every buffer when a use reads it, copy by copy in the order of a plan."""
+"""Replay: the content of every buffer when a use reads it, found by following a plan's copies in order."""
 
 from typing import TYPE_CHECKING, NamedTuple, Self
 
@@ -18,11 +18,12 @@ MISSING, GONE = 1, 2
 
 
 class Replay(NamedTuple):
-    """What replaying a plan's copies shows.
+    """The result of replaying a plan's copies.
 
     Attributes:
         early_C: bool, copies that are overwritten while their own use may still read them.
-        read_UGR: uint8, what a redundant slot that serves finds: 0 its expert, `MISSING` nothing, `GONE` what may be overwritten.
+        read_UGR: uint8, what a redundant slot finds when it serves: 0 its expert, `MISSING` nothing, `GONE` what may be
+            overwritten.
         relay_C: bool, copies from a rank that is not the home.
         sent_C: uint8, the same for the source of a relay; 0 for other copies.
         parent_C: int64, copy that brought a relay's expert to its source; -1 none.
@@ -36,7 +37,7 @@ class Replay(NamedTuple):
 
     @classmethod
     def of(cls, plan: "Plan", uses: Uses) -> Self:
-        """Replays the copies of a plan whose columns are in range and in order."""
+        """Replays the copies of a plan; its columns must be in range and in order."""
         t, B, (L, G, S) = plan.transfers, plan.B, plan.expert_MLGS.shape[1:]
         relay_C = (t.link_C != Link.HOST) & (t.src_C != plan.home_LE[t.layer_C, t.expert_C] // B)
         copies = _Copies(t.need_C, t.after_C, t.dst_C, t.src_C, t.layer_C, t.expert_C, t.buffer_C, relay_C)

@@ -1,4 +1,4 @@
-"""Replicas: the slots of a plan that serve an expert away from its home."""
+"""Replicas: slots of a plan that serve an expert away from its home."""
 
 from typing import NamedTuple, Self
 
@@ -11,7 +11,7 @@ from foremoe.plan.plan import Plan
 
 
 class Replicas(NamedTuple):
-    """Slots with a quota off their expert's home rank, by row, then rank, then slot; all int64 [Z]."""
+    """Slots with a quota outside their expert's home rank, by row, then rank, then slot; all int64 [Z]."""
 
     row_Z: Array  # m*L + l
     rank_Z: Array  # that holds the replica
@@ -21,7 +21,7 @@ class Replicas(NamedTuple):
 
     @classmethod
     def of(cls, plan: Plan, counted_ML: Array | None = None) -> Self:
-        """The replicas of the rows that count (bool [M, L]; default: all)."""
+        """Returns the replicas of the counted rows (bool [M, L]; default: all)."""
         served_NGS = plan.quota_NGS > 0
         if counted_ML is not None:
             served_NGS &= counted_ML.reshape(-1, 1, 1)

@@ -1,4 +1,4 @@
-"""Rounds: in which order what is sent at once goes over its links, so that none waits for another that could go later."""
+"""Rounds: orders messages that are sent at once, so that none delays another unnecessarily."""
 
 from typing import NamedTuple
 
@@ -16,17 +16,18 @@ _MOST = 63  # rounds that are told apart; what comes later shares the last one
 def rounds_of(group_I: Array, turn_I: Array, src_I: Array, dst_I: Array, cluster: Cluster) -> Array:
     """int64 [I]: the round of every message, from 0.
 
-    In a round, a rank sends one message of a group to its node and receives one from it, and a NIC sends one and receives one. A
-    group takes exactly as many rounds as the busiest of them has messages: as many as it must (D. König, "Über Graphen und ihre
+    In a round, a rank sends and receives at most one message of a group inside its node, and a NIC sends and receives at most
+    one.
+    A group takes as many rounds as its busiest rank or NIC has messages, which is optimal (D. König, "Über Graphen und ihre
     Anwendung", 1916: edges of a bipartite graph can be coloured with as many colours as the largest degree). Messages are taken
     by `turn_I`, then in the order given. Messages of no rank (`src_I` -1) are in round 0.
 
     Args:
-        group_I: Groups of copies that are sent at once, ints; messages of a group need not be side by side.
+        group_I: Groups of copies that are sent at once, ints; messages of a group need not be adjacent.
         turn_I: Ints that order a group.
-        src_I: Rank that sends, or -1.
-        dst_I: Rank that receives.
-        cluster: The links.
+        src_I: Sending rank, or -1.
+        dst_I: Receiving rank.
+        cluster: Defines the links.
     """
     # Of one type, whatever columns they come from: the kernel compiles once.
     src_I, dst_I, nic_G = src_I.astype(np.int64), dst_I.astype(np.int64), cluster.nic_of_rank_G

@@ -1,9 +1,9 @@
-"""The split law: how the quotas of an expert's slots are shared out over source ranks.
+"""The split law: divides the quotas of an expert's slots over source ranks.
 
-A pure function, so every rank can compute its own part: tier 1, a rank's tokens go to its own slot; tier 2, to slots of its own
-node, which share them in proportion to what they still take, so that pairs from other nodes do not all go to one of them; tier 3,
-anywhere. Within a tier, what sources still have (in rank order) and what slots take (in slot order) are laid out as intervals on
-one line, and a source sends a slot the overlap of their intervals.
+It is a pure function, so every rank can compute its own part. In tier 1, a rank's tokens go to its own slot; in tier 2, to slots
+of its own node, which share them in proportion to their remaining room, so that pairs from other nodes do not all go to one of
+them; in tier 3, anywhere. Within a tier, the remaining pairs of sources (in rank order) and the remaining room of slots (in slot
+order) are intervals on one line, and a source sends a slot the overlap of their intervals.
 """
 
 from typing import NamedTuple
@@ -23,7 +23,7 @@ _UNKNOWN.flags.writeable = False  # as sums that are known: kernels compile once
 def split_over_sources(
     load_NGE: Array, expert_NGS: Array, quota_NGS: Array, node_of_rank_G: Array, rank: int, demand_NVE: Array | None = None
 ) -> Array:
-    """int32 [N, P]: how many pairs of its own source rank `rank` sends to every physical slot.
+    """int32 [N, P]: how many of its own pairs source rank `rank` sends to every physical slot.
 
     Loads by source rank, int32, sum to each expert's quotas. `demand_NVE` is their sum over the ranks of every node, int32, if it
     is known already (`Problem.counts`).
@@ -39,11 +39,11 @@ def split_over_sources(
 def served_quotas(
     expert_NGS: Array, quota_NGS: Array, planned_NGE: Array | None, load_NGE: Array, home_NE: Array, node_of_rank_G: Array
 ) -> Array:
-    """int32 [N, G, S]: what slots serve of the load `load_NGE` where quotas were planned for `planned_NGE`.
+    """int32 [N, G, S]: the pairs of load `load_NGE` that slots serve if quotas were planned for `planned_NGE`.
 
-    The law of `foremoe.runtime.remap` on counts: of an expert's pairs on a source, each of its slots in ascending order serves at
-    most what the split law gives it, and its home slot all that is left. `home_NE` has physical slots, int64. Without
-    `planned_NGE` all pairs are of one source.
+    This is `foremoe.runtime.remap` on counts: each slot of an expert, in ascending order, serves at most its planned share of a
+    source's pairs, and the home slot serves the rest. `home_NE` has physical slots, int64. Without `planned_NGE` all pairs come
+    from one source.
     """
     (N, G, S), E = expert_NGS.shape, load_NGE.shape[2]
     expert_NP = np.where(expert_NGS < 0, E, expert_NGS).reshape(N, G * S).astype(np.int64)
@@ -172,9 +172,9 @@ def _add(part_E, total_E):
 
 @inner_kernel
 def shared_out(num_V, quota_V, begin_V, v, left):
-    """Pairs of ``num_V[v]`` for the next slot of node `v`, in proportion to the `left` of the node's ``quota_V[v]``.
+    """Share of the next slot of node `v` in its ``num_V[v]`` pairs, in proportion to the slot's `left` of ``quota_V[v]``.
 
-    `begin_V` is what the slots before it had left, and gets its own on top. Rounding is that of the sums, so nothing is lost.
+    `begin_V` sums the `left` of earlier slots; the slot's own is added. Sums are rounded, so that no pair is lost.
     """
     begin, end = np.int64(begin_V[v]), np.int64(begin_V[v] + left)
     begin_V[v] = end

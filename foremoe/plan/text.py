@@ -24,14 +24,14 @@ STOPS = {
 
 
 def static_load_MLG(plan: Plan) -> Array:
-    """int64 [M, L, G]: pairs every rank would serve with every expert at home."""
+    """int64 [M, L, G]: pairs that every rank serves with all experts at home."""
     at_home_LE = np.argsort(plan.home_LE, axis=1)
     load_MLE = np.take_along_axis(plan.load_MLE, at_home_LE[None], axis=2)
     return load_MLE.reshape(plan.M, plan.L, plan.G, plan.B).sum(axis=3, dtype=np.int64)
 
 
 def summary(plan: Plan) -> str:
-    """A few lines of at most 80 columns."""
+    """Returns a few lines of at most 80 columns."""
     head, replicas = plan.header, plan.num_replicas
     before_ML, after_ML = skew(static_load_MLG(plan)), plan.skew_ML
     nodes = "1 node" if head.cluster.num_nodes == 1 else f"{head.cluster.num_nodes} nodes"
@@ -69,12 +69,12 @@ def _bounds(plan: Plan) -> list[str]:
 
 
 def row_name(plan: Plan, micro_step: int, layer: int) -> str:
-    """A row as it is called everywhere: micro-step and layer of the plan, as `explain` takes them, and the model's layer."""
+    """Names a row: micro-step and layer of the plan, as `explain` takes them, and the model's layer."""
     return f"micro-step {micro_step}, layer {layer} (model layer {int(plan.header.moe_layer_L[layer])})"
 
 
 def explain(plan: Plan, micro_step: int, layer: int) -> str:
-    """Loads of all ranks at home and as planned, then every replica: whose load it takes over, from where, how much."""
+    """Lists rank loads at home and as planned, then every replica with the rank that it relieves, its source and its pairs."""
     if micro_step not in range(plan.M) or layer not in range(plan.L):
         there = f"the plan has micro-steps 0 to {plan.M - 1} and layers 0 to {plan.L - 1}"
         raise InputError(f"micro-step {micro_step}, layer {layer} does not exist; {there}.")
@@ -129,7 +129,7 @@ def _stopped(plan: Plan, micro_step: int, layer: int, at_bound: bool) -> str:
 
 
 def diff(old: Plan, new: Plan) -> str:
-    """What changed, in numbers; for plans of different shape, their shapes."""
+    """Describes the differences in numbers; for plans of different shape, only the shapes."""
     if old.expert_MLGS.shape != new.expert_MLGS.shape or old.E != new.E:
         shapes = f"{list(old.expert_MLGS.shape)} with {old.E} experts, then {list(new.expert_MLGS.shape)} with {new.E}"
         return f"different shapes: [M, L, G, S] = {shapes}"

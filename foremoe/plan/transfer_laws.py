@@ -1,4 +1,4 @@
-"""The laws of a plan's copies, vectorised, but for the replay: see `laws`."""
+"""The laws of a plan's copies, vectorised, without the replay: see `laws`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def check_transfers(found: Violations, plan: Plan, uses: Uses) -> None:
-    """Law 3: replaying the copies gives every use the weights it needs, and nothing lands on a buffer still in use."""
+    """Law 3: replaying the copies gives every use its weights, and no copy lands on a buffer still in use."""
     _check_ranges(found, plan)
     if not found.errors:
         _check_times(found, plan, uses)

@@ -1,4 +1,4 @@
-"""TransferList: the weight copies that a placement, a schedule and the buffers imply. Solvers never write them."""
+"""TransferList: the weight copies that follow from placement, schedule and buffers. Solvers never write them."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ class TransferList(ArrayValue):
         layer_C: int16, layer of the plan.
         phase_C: uint8, `Phase` of that use.
         expert_C: int16, logical expert.
-        src_C: int16, rank the weights come from: the home rank, -1 for the host store, or a rank that passes on its own copy of
-            the expert (a relay, below).
-        dst_C: int16, rank.
+        src_C: int16, source rank of the weights: the home rank, -1 for the host store, or a rank that passes on its own copy (a
+            relay, below).
+        dst_C: int16, destination rank.
         slot_C: int16, redundant slot (B <= slot < S) of the placement that the copy fills.
         link_C: uint8, `Link`; advice, an engine may take another one.
         buffer_C: int32, buffer of the destination, of ``redundant * slot_depth`` for all layers.
-        need_C: int32, the use (its number in `Schedule.uses`) that reads it first.
-        after_C: int32, the use that must be over before it may land; -1 if the buffer is free from the start.
+        need_C: int32, the use (its number in `Schedule.uses`) that reads the copy first.
+        after_C: int32, the use that must be over before the copy may land; -1 if the buffer is free from the start.
 
     A relay's source holds the expert from an earlier record, or from one of the same use. Its own copy arrives before it is
     passed on, and its buffer keeps the expert until the use `need_C` of the relayed copy is over: no record may land on it with
     an earlier `after_C`. Copies of one use that pass each other on form trees, never circles.
 
-    The gradient of a replica goes home after the backward of its row; it has no record of its own. It takes the link between the
-    two ranks, peer or RDMA, also where the weights came from the host store or a relay: gradients are not relayed.
+    The gradient of a replica is sent home after the backward of its row; it has no record. It takes the link between the two
+    ranks, peer or RDMA, even if the weights came from the host store or a relay: gradients are not relayed.
     """
 
     micro_step_C: Array = array(np.int32)
@@ -86,10 +86,11 @@ class TransferList(ArrayValue):
 def derive_transfers(
     expert_NGS: Array, quota_NGS: Array, home_LE: Array, *, schedule: Schedule, slot_depth: int, node_of_rank_G: Array
 ) -> TransferList:  # fmt: skip
-    """The copies that give every use the replicas its row places, with as few sends as least-recently-used buffers allow.
+    """Derives the copies that give every use its replicas, with as few sends as least-recently-used buffers allow.
 
-    Content that is still in a buffer when it is needed again is not sent twice: weights do not change within a plan. Only
-    redundant slots with a quota need weights; these come from the home rank. `home_LE` has home slots, as in a plan.
+    An expert that is still in a buffer is not sent again: weights do not change within a plan. Only redundant slots with a quota
+    need
+    weights, and these come from the home rank. `home_LE` has home slots, as in a plan.
     """
     L, E = home_LE.shape
     _, G, S = expert_NGS.shape

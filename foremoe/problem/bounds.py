@@ -1,4 +1,4 @@
-"""Lower bounds of every row that hold for every placement that keeps the homes: on the largest rank load, on the objective."""
+"""Lower bounds per row, valid for every placement that keeps the homes: of the largest rank load and of the objective."""
 
 import numpy as np
 
@@ -21,11 +21,13 @@ def load_bound(problem: Problem) -> Array:
 
 
 def settled_load_bound(problem: Problem, reached_N: Array) -> Array:
-    """float64 [N]: `load_bound`, raised to `reached_N` where that is the least, or to 0.5 % below the least.
+    """float64 [N]: `load_bound`, tightened with the loads that a placement reaches.
+
+    A tightened bound is `reached_N` if that is optimal, else it is within 0.5 % of the optimum.
 
     Args:
-        reached_N: Largest rank load of some placement, float64 [N]. Only rows up to 6 % above their bound are worked on, with one
-            redundant slot per rank and replicas among at most 8 ranks: 0.1 ms each if the placement is the best.
+        reached_N: Largest rank load of some placement, float64 [N]. Only rows up to 6 % above their bound are tightened, and only
+            with one redundant slot per rank and replicas among at most 8 ranks: 0.1 ms each if the placement is optimal.
     """
     bound_N, homes = load_bound(problem).copy(), _homes(problem)
     for_rows(lambda low, high: settle_rows(low, high, problem.load_NE, homes, reached_N, bound_N), problem.N, whole=True)
@@ -36,7 +38,7 @@ def settled_load_bound(problem: Problem, reached_N: Array) -> Array:
 def row_bound(problem: Problem) -> Array:
     """Lower bound of the objective of every row, float64 [N]; cached on the problem.
 
-    Under ``"time"`` seconds of the window, the latency of exchanges and the compute of `load_bound`: what travels counts nothing.
+    Under ``"time"`` it counts the seconds of the window, the latency of exchanges and the compute of `load_bound`, no transfers.
     """
     if problem.cost.objective == "balance":
         return load_bound(problem)

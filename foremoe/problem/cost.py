@@ -1,4 +1,4 @@
-"""What to minimise, and seconds by part."""
+"""The objective, and costs in seconds by part."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from foremoe.problem.rates import Rates
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Cost(ArrayValue):
-    """Seconds by part; all parts have one shape ([], [N] or [M, L]) and add up to `total_s`.
+    """Seconds by part. All parts have the same shape ([], [N] or [M, L]) and sum to `total_s`.
 
     Attributes:
         window_s: Compute of the slowest rank before the layer (attention), all passes.
-        dispatch_s: Tokens to the experts, all passes; it lasts as long as the busiest rank's.
+        dispatch_s: Sending tokens to the experts, all passes; the busiest rank sets it.
         compute_s: Expert compute of the slowest rank, all passes.
-        combine_s: Tokens back from the experts, as `dispatch_s`.
-        transfer_s: Weight copies that do not hide, and what copying slows down.
-        gradient_s: The same for replica gradients on their way home.
+        combine_s: Sending outputs back from the experts, as `dispatch_s`.
+        transfer_s: Exposed weight copies, and the slowdown of compute by copies.
+        gradient_s: The same for replica gradients.
     """
 
     window_s: Array
@@ -42,12 +42,12 @@ class Cost(ArrayValue):
             object.__setattr__(self, part.name, frozen_array(getattr(self, part.name), np.float64, part.name, shape))
 
     def parts(self) -> dict[str, Array]:
-        """Seconds of each part by its name."""
+        """Seconds by name of the part."""
         return {part.name: getattr(self, part.name) for part in dataclasses.fields(self)}
 
     @property
     def total_s(self) -> Array:
-        """Seconds over all parts, same shape as a part."""
+        """Sum over all parts, of the same shape as a part."""
         return np.asarray(sum(self.parts().values()))
 
     def each(self, change: Callable[[Array], Array]) -> Cost:
@@ -74,7 +74,7 @@ class CostModel:
 
     Attributes:
         objective: ``"time"``: seconds of the row; ``"balance"``: the largest rank load only.
-        overlap: Share of the time before the experts are needed under which copies hide, 0 (as when planning online) to 1. That
+        overlap: Share of the time before the experts that copies can overlap with, from 0 (as when planning online) to 1. That
             time is the window and the balanced expert compute of one layer (with a single buffer per slot, the window alone).
 
     Example:
@@ -92,5 +92,5 @@ class CostModel:
         real(self.overlap, "overlap", 0.0, 1.0, open_low=False)
 
     def adjust(self, rates: Rates) -> Rates:
-        """Returns the rates to price with; a subclass may change those that follow from the machine."""
+        """Returns the rates to price with; a subclass may change the rates that the machine gives."""
         return rates

@@ -1,4 +1,4 @@
-"""Counts: the load of a problem as compiled functions read it."""
+"""Counts: the load of a problem, in the form that compiled functions read."""
 
 from typing import NamedTuple
 
@@ -24,7 +24,7 @@ class Counts(NamedTuple):
 
 
 def count(load_NE: Array, load_NGE: Array | None, node_G: Array) -> Counts:
-    """`Counts` of a load, summed by node."""
+    """Returns the `Counts` of a load, with sums by node."""
     if load_NGE is None:
         return Counts(load_NE, _UNKNOWN, _UNKNOWN, False)
     N, _, E = load_NGE.shape

@@ -1,7 +1,7 @@
-"""Rough prices of rows, for starts, homes, foresight and links; what a row costs, the price says (`foremoe.problem.pricing`).
+"""Rough prices of rows, for starts, homes, foresight and links; `foremoe.problem.pricing` has the exact price.
 
-They average exchanges and count copies by rank. Constants come from `Cluster`; unless ``cluster.calibrated`` they are data-sheet
-figures and every time is *model, uncalibrated*.
+Exchanges are averaged and copies are counted by rank. Constants come from `Cluster`; unless ``cluster.calibrated`` they are
+data-sheet figures and every time is *model, uncalibrated*.
 """
 
 import numpy as np
@@ -18,7 +18,7 @@ from foremoe.problem.rates import Rates, RowTimes
 
 @once
 def problem_rates(problem: Problem) -> Rates:
-    """The coefficients for `problem`, without what differs by row; worked out once and kept."""
+    """Returns the coefficients of `problem` that are the same for all rows; cached."""
     model, cluster = problem.model, problem.cluster
     backward, reforward = float(problem.schedule.trains), float(problem.schedule.reforward)
     gemm_passes = 1.0 + cluster.backward_ratio * backward + reforward
@@ -42,7 +42,7 @@ def problem_rates(problem: Problem) -> Rates:
 
 @once
 def row_times(problem: Problem) -> RowTimes:
-    """Seconds under which copies hide, of every row; worked out once and kept."""
+    """Returns the seconds of every row that copies can overlap with; cached."""
     window_N = np.repeat(window_seconds(problem).max(axis=1), problem.L)
     mean_N = problem.load_NE.sum(axis=1, dtype=np.float64) / problem.G
     # With room to prefetch, copies also run under the balanced experts of the layer before. Not under more layers: those have
@@ -52,7 +52,7 @@ def row_times(problem: Problem) -> RowTimes:
 
 
 def window_seconds(problem: Problem) -> Array:
-    """float64 [M, G]: seconds of one forward that precede a layer's experts: attention, and what every layer takes."""
+    """float64 [M, G]: seconds of one forward before a layer's experts: attention and the layer's overhead."""
     cluster = problem.cluster
     if problem.tokens_MG is None:
         return np.full((problem.M, problem.G), cluster.layer_overhead_s)

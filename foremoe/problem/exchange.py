@@ -1,7 +1,7 @@
-"""Seconds of an exchange by its pairs, in closed form, around even load: what `Rates` and the pack level price tokens by.
+"""Seconds of an exchange per pair, in closed form around even load; `Rates` and the pack level price tokens with them.
 
-Peer links, or the kernels on them, and RDMA work side by side, so that an exchange takes as long as the busier of the two. Here
-that is the one which is busier under even load; how much the other takes changes nothing.
+Peer links, or the kernels on them, and RDMA work in parallel, so that an exchange takes as long as the busier of the two. Here
+that is the one which is busier under even load.
 """
 
 from typing import NamedTuple
@@ -28,10 +28,10 @@ class PairPrices(NamedTuple):
 
 
 def pair_prices(model: Model, cluster: Cluster) -> PairPrices:
-    """The prices of an exchange of tokens whose sources and experts are spread evenly over ranks.
+    """Returns the prices of an exchange of tokens whose sources and experts are spread evenly over ranks.
 
-    Under ``"node"`` dispatch a token goes once to every node and every rank that serve it; see `reached`. A pair that is served
-    nearer saves a message only if none of the token's other experts is there.
+    Under ``"node"`` dispatch a token goes once to every node and every rank that serve it; see `reached`. Serving a pair nearer
+    saves a message only if none of the token's other experts is there.
     """
     G = cluster.num_ranks
     share_V = np.bincount(cluster.node_of_rank_G) / G

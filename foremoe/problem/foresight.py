@@ -1,4 +1,4 @@
-"""Foresight: which load the planner sees. With router replay it is the exact one; the rest are for ablations and baselines."""
+"""Foresight: the load that the planner sees. With router replay it is exact; the other kinds serve ablations and baselines."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class Noisy:
 
     Attributes:
         drift: Standard deviation of the log factor, from 0 to 100.
-        seed: Of the noise, a whole number >= 0; a micro-step's noise does not depend on how many there are.
+        seed: Seed of the noise, a whole number >= 0; a micro-step's noise does not depend on the number of micro-steps.
 
     Example:
         >>> blurred, _ = foremoe.Planner(foresight=foremoe.Noisy(drift=0.3)).plan(problem)
@@ -43,13 +43,13 @@ class Noisy:
 class Rerouted:
     """Routing in which a share of the choices differs, as when training routes by itself (``stage(..., replay=False)``).
 
-    Levels plan for it, source by source. What they planned is then served as a runtime serves it: each source sends a slot at
-    most its planned pairs, the rest goes home. Other kinds of foresight split quotas on the real load instead.
+    Levels plan for this routing, source by source. The real load is then served as a runtime serves it: each source sends a slot
+    at most its planned pairs and the rest home. Other kinds of foresight split quotas on the real load instead.
 
     Attributes:
         share: Share of (token, layer) choices that differ, from 0 (exact foresight) to 1.
-        how: "swap": another expert, drawn by load, is in the place of one of a token's; "redraw": all are drawn by load.
-        seed: Of the draw, a whole number >= 0; a micro-step's draw does not depend on how many there are.
+        how: "swap": another expert, drawn by load, replaces one of a token's; "redraw": all of them are drawn by load.
+        seed: Seed of the draw, a whole number >= 0; a micro-step's draw does not depend on the number of micro-steps.
 
     Example:
         >>> rerouted, _ = foremoe.Planner(foresight=foremoe.Rerouted(share=0.4)).plan(problem)
@@ -68,7 +68,7 @@ class Rerouted:
         whole(self.seed, "seed of Rerouted", 0)
 
     def counts(self, load_MLGE: Array, num_topk: int) -> Array:
-        """Draws such routing where only counts are known, int32 [M, L, G, E]; every source keeps its pairs."""
+        """Draws such routing if only counts are known, int32 [M, L, G, E]; every source keeps its number of pairs."""
         out_MLGE = load_MLGE.astype(np.int64)
         for m, load_LGE in enumerate(out_MLGE):
             rng = np.random.default_rng([self.seed, m])
@@ -90,7 +90,7 @@ class Rerouted:
         return out_MLGE.astype(np.int32)
 
     def choices(self, topk_TLK: Array) -> Array:
-        """Draws such routing of tokens, [T, L, K]; experts stay distinct if they were, and -1 stays."""
+        """Draws such routing of tokens, [T, L, K]; distinct experts stay distinct, and -1 stays -1."""
         out_TLK = topk_TLK.copy()
         for layer in range(topk_TLK.shape[1]):
             rng = np.random.default_rng([self.seed, layer])
@@ -113,15 +113,15 @@ FORESIGHTS = ("exact", "previous", "step")
 
 
 def require_foresight(foresight: Foresight) -> None:
-    """Raises InputError for anything but exact, previous, step, a `Noisy` or a `Rerouted`."""
+    """Raises InputError unless `foresight` is "exact", "previous", "step", a `Noisy` or a `Rerouted`."""
     if not isinstance(foresight, Noisy | Rerouted) and foresight not in FORESIGHTS:
         raise InputError(f"foresight must be {', '.join(FORESIGHTS)}, Noisy(drift) or Rerouted(share); got {foresight!r}.")
 
 
 def foreseen(problem: Problem, foresight: Foresight, history_LE: Array | None) -> Problem:
-    """The problem that levels and the guard see: with the load of `predicted_load`, whose sources only `Rerouted` knows.
+    """Returns the problem that levels and the guard see: its load is `predicted_load`, by source only under `Rerouted`.
 
-    Under "previous" its scenarios are the micro-steps before, under "step" those of the step.
+    The scenarios are the micro-steps before under "previous", and those of the step under "step".
     """
     if isinstance(foresight, Rerouted) and foresight.share > 0:
         given_MLGE = problem.load_MLGE if problem.load_MLGE is not None else problem.load_MLE[:, :, None]
@@ -150,10 +150,10 @@ def _scenarios(load_MLE: Array, foresight: Foresight, history_LE: Array | None) 
 
 
 def predicted_load(load_MLE: Array, foresight: str | Noisy, history_LE: Array | None) -> Array:
-    """int32 [M, L, E]: the load that solvers and the guard see.
+    """Returns the load that solvers and the guard see, int32 [M, L, E].
 
     Args:
-        foresight: ``"exact"``; ``"previous"``: the micro-step before (the first sees `history_LE`, or zeros: nothing is known);
+        foresight: ``"exact"``; ``"previous"``: the micro-step before (the first sees `history_LE`, or zeros without history);
             ``"step"``: the step's sum in every micro-step; or `Noisy`.
     """
     if isinstance(foresight, Noisy):

@@ -1,4 +1,4 @@
-"""The laws of a placement, vectorised: each check returns what is broken, where, with the numbers."""
+"""The laws of a placement, vectorised: each check returns what is violated, where, with the numbers."""
 
 from collections.abc import Callable
 
@@ -43,7 +43,7 @@ class Violations:
 
 
 def slot_violations(expert_NGS: Array, shape: tuple[int, ...], num_experts: int, num_layers: int) -> list[PlanError]:
-    """What makes slots unreadable for compiled code, which looks up what they hold without a check. Cheap where nothing does."""
+    """Returns the violations that would make compiled code read out of range, since it looks up slots without a check."""
     found = Violations(num_layers)
     if not isinstance(expert_NGS, np.ndarray):
         found.add("slots", f"expert_NGS must be an array of integers; got {type(expert_NGS).__name__}.")
@@ -64,7 +64,7 @@ def require_slots(expert_NGS: Array, shape: tuple[int, ...], num_experts: int, n
 
 
 def placement_violations(problem: Problem, placement: Placement, *, keeps_homes: bool = True) -> list[PlanError]:
-    """Laws 1 and 2 for what a solver returned: shapes, tokens, homes, slots, canonical form, node limits."""
+    """Checks laws 1 and 2 for a solver's result: shapes, tokens, homes, slots, canonical form, node limits."""
     found = Violations(problem.L)
     broken = slot_violations(placement.expert_NGS, (problem.N, problem.G, problem.S), problem.E, problem.L)
     if broken:
@@ -85,7 +85,7 @@ def placement_violations(problem: Problem, placement: Placement, *, keeps_homes:
 
 
 def check_stops(found: Violations, stop_N: Array | None) -> None:
-    """Every row stopped for a reason that `Stop` has."""
+    """Checks that every row has a valid `Stop`."""
     if stop_N is not None and stop_N.size and stop_N.max() > max(Stop):
         found.mask("stop", stop_N > max(Stop), "N", lambda i: f"{stop_N[i[0]]} is not a code of Stop")
 
@@ -139,7 +139,7 @@ def check_placement(
 
 @kernel
 def laws_hold(expert_NGS, quota_NGS, load_NE, home_LE, node_G, keeps_homes):
-    """True where `check_placement` finds nothing; reads every slot once. Replicas stay among ranks of one `node_G`."""
+    """True where `check_placement` finds nothing; reads every slot once. Replicas must stay among ranks of one `node_G`."""
     N, G, S = expert_NGS.shape
     L, E = home_LE.shape
     B = E // G

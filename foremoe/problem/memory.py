@@ -1,6 +1,6 @@
-"""Memory of a rank: what a stage keeps on every rank, part by part, and a verdict on whether it fits.
+"""Memory of a rank: what a stage keeps on every rank, by part, and whether it fits.
 
-The only definition: planner, simulator, report and command line all ask here. Left out, because the model does not know them: the
+Planner, simulator, report and command line all use this definition. It leaves out what the model does not know: the
 accelerator's context, communication buffers, fragmentation, logits, activations of shared experts, dense layers and tensor
 parallelism.
 """
@@ -32,11 +32,11 @@ class Memory(NamedTuple):
 
     Attributes:
         weights: Experts at home, attention, shared experts, and embedding and head where the problem has their end of the model.
-        gradients: Main gradients of the same, in the update stage.
-        optimizer: This rank's share of the optimizer's state, in the update stage.
-        slots: Buffers of redundant slots, with their gradients in the update stage; 0 where nothing uses a slot.
-        staging_G: Replica gradients that arrive and are not yet added.
-        activations_G: Largest sum of activations kept at one time.
+        gradients: Main gradients of these, in the update stage.
+        optimizer: This rank's share of the optimizer state, in the update stage.
+        slots: Buffers of redundant slots, with their gradients in the update stage; 0 if no slot is used.
+        staging_G: Replica gradients that have arrived and are not yet added.
+        activations_G: Peak of activations.
     """
 
     weights: int
@@ -48,7 +48,7 @@ class Memory(NamedTuple):
 
     @property
     def peak_G(self) -> Array:
-        """int64 [G]: all parts together."""
+        """int64 [G]: sum of all parts."""
         return self.weights + self.gradients + self.optimizer + self.slots + self.staging_G + self.activations_G
 
     def parts(self) -> dict[str, int]:
@@ -62,8 +62,8 @@ class Fit(NamedTuple):
     """Whether the fullest rank fits.
 
     Attributes:
-        peak_bytes: Of the fullest rank.
-        reforward_bytes: The same if backward ran every layer's forward again; None where it does already, or there is none.
+        peak_bytes: Peak of the fullest rank.
+        reforward_bytes: The same with activation recomputation of every layer; None if it is on already, or without backward.
         memory_bytes: Memory of one rank.
     """
 
@@ -95,7 +95,7 @@ class Fit(NamedTuple):
 
 
 def gigabytes(num_bytes: float) -> str:
-    """Gigabytes in whole numbers, or with three digits below 10."""
+    """Formats gigabytes as whole numbers, or with three digits below 10."""
     return f"{num_bytes / 1e9:.0f}" if num_bytes >= 9.995e9 else f"{num_bytes / 1e9:.3g}"
 
 
@@ -103,7 +103,7 @@ def rank_memory(problem: Problem, placement: Placement, *, trainer: Trainer | No
     """Returns the memory of every rank in a stage that runs with `placement`.
 
     Args:
-        trainer: Optimizer state and the groups that share it. Default: Adam, one group.
+        trainer: Gives the optimizer state and the groups that share it. Default: Adam, one group.
     """
     model, trainer = problem.model, trainer or Trainer()
     trains = problem.stage == "update"
@@ -122,13 +122,13 @@ def rank_memory(problem: Problem, placement: Placement, *, trainer: Trainer | No
 
 
 def buffer_bytes(problem: Problem, redundant: int) -> int:
-    """Bytes of the buffers of so many redundant slots on every rank: weights and, in the update stage, their gradients."""
+    """Returns the bytes of this many redundant slots' buffers on a rank: weights and, in the update stage, gradients."""
     per_buffer = problem.model.expert_bytes + (problem.model.gradient_bytes if problem.stage == "update" else 0)
     return redundant * problem.slot_depth * per_buffer
 
 
 def peak_bytes(problem: Problem, placement: Placement, *, trainer: Trainer | None = None) -> Array:
-    """Peak bytes of every rank, int64 [G]; see `rank_memory`."""
+    """Returns the peak bytes of every rank, int64 [G]; see `rank_memory`."""
     return rank_memory(problem, placement, trainer=trainer).peak_G
 
 
@@ -153,7 +153,7 @@ def rank_params(problem: Problem) -> tuple[int, int]:
 
 
 def staging_bytes(problem: Problem, placement: Placement) -> Array:
-    """int64 [G]: replica gradients that wait to be added at home: those of `PREFETCH` rows and the next, up to the bound."""
+    """int64 [G]: replica gradients that wait to be added at home: those of `PREFETCH` rows and the next, up to the limit."""
     if problem.stage != "update" or not problem.R:
         return np.zeros(problem.G, np.int64)
     row_Z, rank_Z, slot_Z = np.nonzero(placement.quotas_NGS[..., problem.B :] > 0)
@@ -167,24 +167,24 @@ def staging_bytes(problem: Problem, placement: Placement) -> Array:
 
 
 def pair_activation_bytes(model: Model) -> float:
-    """Bytes that backward needs of one (token, expert) pair: input, output, and the results of the expert's matrices."""
+    """Bytes of one (token, expert) pair that backward needs: input, output, and the results of the expert's matrices."""
     return model.bytes_per_activation * (2 * model.hidden_size + model.num_matrices * model.ffn_size)
 
 
 def token_activation_bytes(model: Model) -> float:
-    """Bytes that backward needs of one token of a layer outside the experts.
+    """Bytes of one token of a layer outside the experts that backward needs.
 
-    Inputs of attention, its norm, the second norm and the router; queries, and what attention gives, as flash attention keeps
-    them. Keys and values, of fewer heads, are left out.
+    These are the inputs of attention, its norm, the second norm and the router; queries, and the output of attention, as flash
+    attention keeps them. Keys and values, which have fewer heads, are left out.
     """
     return model.bytes_per_activation * (4 * model.hidden_size + model.num_heads * (model.qk_head_dim + model.v_head_dim))
 
 
 def activation_peak(problem: Problem, placement: Placement) -> Array:
-    """int64 [G]: most bytes of activations at one time, over the schedule's uses.
+    """int64 [G]: peak bytes of activations over the schedule's uses.
 
-    A forward leaves what backward needs. With recomputation it leaves the input of every layer (of a block: of its first), and
-    the rest is there from the recomputation to the end of that layer's backward. Forward alone leaves nothing.
+    A forward keeps what backward needs. With recomputation it keeps the input of every layer (of a block: of its first), and the
+    rest exists from the recomputation to the end of that layer's backward. A forward-only stage keeps nothing.
     """
     schedule, uses = problem.schedule, problem.schedule.uses(problem.L)
     row_U = uses.micro_step_U.astype(np.int64) * problem.L + uses.layer_U

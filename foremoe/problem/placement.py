@@ -1,4 +1,4 @@
-"""Placement: what a solver returns, one row per (micro-step, layer)."""
+"""Placement: the result of a solver, one row per (micro-step, layer)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from foremoe.base.errors import InputError
 
 
 class Stop(enum.IntEnum):
-    """Why a row's search stopped."""
+    """The reason why a row's search stopped."""
 
     DONE = 0  # a heuristic ran to its end
     OPTIMAL = 1  # optimality is proven
@@ -25,17 +25,17 @@ class Stop(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Placement(ArrayValue):
-    """Which logical expert every physical slot holds and how many tokens it serves.
+    """The logical expert in every physical slot, and the number of pairs that the slot serves.
 
     Attributes:
         expert_NGS: int16, logical expert in each slot, -1 for an empty one. Slots [0, B) are base slots: they hold the homes
             unless the solver moves homes. Slots [B, S) are redundant.
-        quota_NGS: int32, (token, expert) pairs each slot serves; None leaves it to the split level.
+        quota_NGS: int32, (token, expert) pairs that each slot serves; None leaves it to the split level.
         bound_N: float64, a lower bound of the objective that the solver proved, or None.
         stop_N: uint8, `Stop`, or None (all DONE).
 
-    Canonical form: an expert at most once per rank; no replica on its own home rank; in redundant slots -1 and quota 0 go
-    together; base slots may have quota 0; per expert quotas sum to its load.
+    In canonical form, a rank holds an expert at most once; no replica is on its own home rank; a redundant slot is empty if and
+    only if its quota is 0; base slots may have quota 0; an expert's quotas sum to its load.
     """
 
     expert_NGS: Array = array(np.int16)
@@ -45,7 +45,7 @@ class Placement(ArrayValue):
 
     @property
     def quotas_NGS(self) -> Array:
-        """`quota_NGS`, refused where the split level has not filled it yet."""
+        """`quota_NGS`; raises if the split level has not filled it yet."""
         if self.quota_NGS is None:
             raise InputError("this placement has no quotas yet; run a split solver on it first.")
         return self.quota_NGS
@@ -55,7 +55,7 @@ class Placement(ArrayValue):
         return np.einsum("ngs->ng", self.quotas_NGS, dtype=np.int64)  # sum(axis=2) takes three times as long
 
     def where(self, mask_N: Array, other: Placement) -> Placement:
-        """Rows of `self` where `mask_N` is true, rows of `other` elsewhere."""
+        """Returns rows of `self` where `mask_N` is true, rows of `other` elsewhere."""
 
         def pick(a: Array, b: Array) -> Array:
             return np.where(mask_N.reshape(-1, *[1] * (a.ndim - 1)), a, b)
@@ -73,6 +73,6 @@ def _or(array: Array | None, mask_N: Array, fill: float) -> Array:
 
 
 def repeated(expert_GS: Array) -> Array:
-    """bool, True for ranks that hold an expert more than once; the last axis are a rank's slots, -1 empty."""
+    """bool, True for ranks that hold an expert more than once; the last axis is a rank's slots, -1 empty."""
     sorted_GS = np.sort(expert_GS, axis=-1)
     return ((sorted_GS[..., 1:] == sorted_GS[..., :-1]) & (sorted_GS[..., 1:] >= 0)).any(axis=-1)

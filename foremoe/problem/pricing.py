@@ -1,7 +1,7 @@
-"""The price of rows: seconds of every placement, part by part, by the model that simulation uses too.
+"""The price of rows: predicted seconds of every placement, by part, with the formula that the simulator uses too.
 
 Dispatch and combine last as long as the busiest rank, link or NIC under the split law, experts as long as the slowest rank, and
-copies cost what does not hide beside them (`foremoe.problem.kernels.row_price`). What couples rows is left to simulation.
+only exposed copies cost time (`foremoe.problem.kernels.row_price`). Only simulation models the coupling of rows.
 """
 
 import numpy as np
@@ -27,7 +27,7 @@ _AHEAD = 2
 
 @once
 def problem_prices(problem: Problem) -> Prices:
-    """What rows of a problem pay; worked out once and kept."""
+    """Returns the prices of a problem's rows; cached."""
     model, cluster = problem.model, problem.cluster
     backward, reforward = float(problem.schedule.trains), float(problem.schedule.reforward)
     message_s = model.token_bytes / np.array([cluster.kernel_bytes_per_s, cluster.rdma_bytes_per_s])
@@ -49,7 +49,7 @@ def problem_prices(problem: Problem) -> Prices:
 
 @once
 def problem_rows(problem: Problem) -> Rows:
-    """The rows of a problem; worked out once and kept."""
+    """Returns the rows of a problem; cached."""
     cluster, home_LE = problem.cluster, (problem.home_LE // problem.B).astype(np.int64)
     backward, reforward = float(problem.schedule.trains), float(problem.schedule.reforward)
     once_N = np.repeat(window_seconds(problem).max(axis=1), problem.L)
@@ -62,7 +62,7 @@ def problem_rows(problem: Problem) -> Rows:
 
 
 def ranks_of(cluster: Cluster, travel: int, num_topk: int) -> Ranks:
-    """The ranks of a cluster, whose tokens travel as `foremoe.problem.kernels.traffic` numbers it."""
+    """Returns the ranks of a cluster, with dispatch as `foremoe.problem.kernels.traffic` numbers it."""
     node_G, nic_G = cluster.node_of_rank_G.astype(np.int64), cluster.nic_of_rank_G.astype(np.int64)
     order_G = np.argsort(node_G, kind="stable")
     first_V = np.searchsorted(node_G[order_G], np.arange(cluster.num_nodes + 1))
@@ -81,7 +81,7 @@ def row_objective(problem: Problem, placement: Placement) -> Array:
 
 
 def price(problem: Problem, placement: Placement) -> Cost:
-    """Returns the seconds of every row of a placement, [N], under either objective.
+    """Returns the predicted seconds of every row of a placement, [N], under either objective.
 
     Example:
         >>> static = foremoe.price(problem, problem.static())

@@ -1,4 +1,4 @@
-"""Problem: all that a solver may see. Hard constraints live here and are checked; preferences live on the solver."""
+"""Problem: the input of a solver. It holds and checks the hard constraints; solvers hold preferences."""
 
 import dataclasses
 import functools
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class Derived:
-    """Room for what a problem works out once; no field, so copies and files leave it out."""
+    """Holds the values that a problem caches; not a field, so copies and files leave it out."""
 
     __slots__ = (
         "_counts", "_load_bound", "_problem_prices", "_problem_rates", "_problem_rows", "_row_bound",
@@ -40,7 +40,7 @@ class Derived:
 
 
 def once(work_out: Callable[[Any], T]) -> Callable[[Any], T]:
-    """Keeps what a function of a problem returns at the first call in the problem, under the function's name."""
+    """Caches a function's result on the problem, under the function's name."""
     slot = f"_{work_out.__name__.lstrip('_')}"
 
     @functools.wraps(work_out)
@@ -59,25 +59,28 @@ class Problem(ArrayValue, Derived):
     Attributes:
         cost: ``cost.objective`` is what solvers minimise.
         stage: ``"recompute"`` (forward, weights frozen) or ``"update"`` (forward and backward).
-        schedule: Order of passes; its number of micro-steps is M.
+        schedule: Order of passes, with M micro-steps.
         redundant: R, redundant slots per rank, >= 0.
-        slot_depth: Buffers per redundant slot, one ring for all layers: a rank has ``redundant * slot_depth`` of the size of an
-            expert. Copies may start earlier where it is larger; content that is still there when it is needed again (around the
-            turn from forward to backward) is not sent twice. With large micro-steps 2 do as well (8,192 tokens per rank: 0.2 %
-            longer stages at most); with small ones the third pays.
+        slot_depth: Buffers per redundant slot, one ring for all layers: a rank has ``redundant * slot_depth`` buffers of the size
+            of
+            an expert. With more buffers, copies may start earlier, and an expert that is still in a buffer when it is needed
+            again
+            (as backward follows forward) is not sent twice. With large micro-steps 2 suffice (8,192 tokens per rank: stages at
+            most 0.2 % longer); with small ones the third pays off.
         replicas: ``"any"``, or ``"node"``: a replica stays inside its home's node.
         home_LE: int32, home slot g*B + b of every expert, a permutation per layer.
         load_MLE: int32, (token, expert) pairs.
-        load_MLGE: int32, the same by source rank, or None (dispatch is then priced without locality).
-        tokens_MG: int32, tokens per source rank, or None (no compute precedes the layer in the cost model then).
+        load_MLGE: int32, the pairs by source rank, or None (dispatch is then priced without locality).
+        tokens_MG: int32, tokens per source rank, or None (the cost model then has no compute before the layer).
         attention_MG: float64, sum of squared sequence lengths per source rank, or None.
         moe_layer_L: int32, the model's layer numbers.
         trace_id: Id of the trace that the load came from, or empty.
-        dealt: How its sequences were dealt, or None.
-        routed: The single tokens behind the load, or None: simulated exchanges by node are then estimated from counts.
-        scenario_XMLE: int32, loads that may come where `load_MLE` is only foreseen, each as likely; one without pairs says
-            nothing. None where it is known, or nothing more is. Each row is placed once and split when its load is known.
-        scenarios_complete: Whether one of a row's scenarios will be its real load; False where they are samples.
+        dealt: How its sequences were packed, or None.
+        routed: The routing of every token, or None: simulated exchanges by node are then estimated from counts.
+        scenario_XMLE: int32, equally likely loads if `load_MLE` is only a prediction; one without pairs is ignored. None if the
+            load
+            is known, or no scenario is. Each row is placed once and split when its load is known.
+        scenarios_complete: Whether one of a row's scenarios will be its real load; False if they are samples.
 
     Raises:
         InputError: Shapes, ranges or sums that do not fit.
@@ -151,19 +154,18 @@ class Problem(ArrayValue, Derived):
         home_LE: Array | None = None, cost: CostModel | None = None, schedule: Schedule | None = None,
         slot_depth: int = 3, replicas: str = "any", routed: RoutedTokens | None = None,
     ) -> Self:  # fmt: skip
-        """Poses the problem of balancing `workload` on `cluster`; the other options are attributes of `Problem`.
+        """Makes the problem of balancing `workload` on `cluster`; the other options are attributes of `Problem`.
 
         Args:
-            redundant: A problem has the slots that it is given: choosing them takes plans and simulated stages, which
-                `choose_slots` runs on a sample. ``choose_slots(Problem.of(work, cluster)).problem`` has the number that commands
-                take by default.
-            model: Default: the preset that the workload names, or the only one of its layers, experts and top-k.
+            redundant: Slots per rank. `choose_slots` finds the number that pays, from plans and simulated stages of a sample:
+                ``choose_slots(Problem.of(work, cluster)).problem`` has the number that commands choose by default.
+            model: Default: the preset that the workload names, or the only one with its layers, experts and top-k.
             home_LE: Default: contiguous, expert e at home slot e.
             cost: Default ``CostModel(objective="time")``; the other objective is ``"balance"``.
             schedule: Default: forward only for recompute, gradient accumulation for update.
 
         Raises:
-            InputError: No model of the workload's shape, another number of ranks, or what `Problem` refuses.
+            InputError: No model fits the workload, the number of ranks differs, or `Problem` refuses a value.
 
         Example:
             >>> two = foremoe.Problem.of(work, cluster, redundant=2)
@@ -234,7 +236,7 @@ class Problem(ArrayValue, Derived):
 
     @once
     def counts(self) -> Counts:
-        """Returns the load as compiled functions read it; cached."""
+        """Returns the load in the form that compiled functions read; cached."""
         return count(self.load_NE, self.load_NGE, self.cluster.node_of_rank_G)
 
     @property
@@ -266,13 +268,13 @@ class Problem(ArrayValue, Derived):
         return dataclasses.replace(self, **cut, schedule=self.schedule[micro_steps], routed=None)
 
     def layers(self, indices: Sequence[int], schedule: Schedule | None = None) -> Self:
-        """Returns some layers as a problem of their own; `schedule` is needed if this one's has several chunks."""
+        """Returns some layers as a separate problem; needs `schedule` if this one's has several chunks."""
         cut = self.cut_arrays(L=layer_positions(indices, self.L))
         return dataclasses.replace(self, **cut, schedule=self.schedule if schedule is None else schedule)
 
 
 def layer_number_fault(moe_layer_L: Array, model: Model) -> str:
-    """Why a model has no such layers, in one sentence; empty if it has them."""
+    """Says in one sentence why a model has no such layers; empty if it has them."""
     end = model.first_moe_layer + model.num_layers
     if moe_layer_L.size and not 0 <= moe_layer_L.min() <= moe_layer_L.max() < end:
         have = f"layer numbers go from {moe_layer_L.min()} to {moe_layer_L.max()}"

@@ -1,4 +1,4 @@
-"""Rough prices for starts, homes and foresight: what a pair, a slot, a copy and a gradient cost in one problem, in seconds."""
+"""Rough prices for starts, homes and foresight: seconds of a pair, a slot, a copy and a gradient in one problem."""
 
 from typing import NamedTuple
 
@@ -11,11 +11,11 @@ from foremoe.base.compiled import inner_kernel, kernel
 
 
 class Rates(NamedTuple):
-    """Coefficients, in seconds; plain numbers, so that compiled functions take them as they are.
+    """Coefficients in seconds; plain numbers, which compiled functions can read.
 
-    Of ``pair_s``, a part is for exchange: it ends when the rank with the most pairs has its own. ``peer_pair_s`` and
-    ``rdma_pair_s`` are of a pair dispatched inside and across nodes, averaged over ranks; ``replica_*_s`` is compute lost to the
-    copy of a replica. Copies hide under ``hide_*_s``, which differ by row: zero until `row_rates` sets them.
+    Part of ``pair_s`` is for the exchange, which ends when the rank with the most pairs has received its own. ``peer_pair_s`` and
+    ``rdma_pair_s`` are for a pair dispatched inside and across nodes, averaged over ranks; ``replica_*_s`` is compute lost to the
+    copy of a replica. Copies can overlap with ``hide_*_s``, which differ by row: zero until `row_rates` sets them.
     """
 
     hide_forward_s: float
@@ -34,7 +34,7 @@ class Rates(NamedTuple):
 
 
 class RowTimes(NamedTuple):
-    """Seconds under which copies hide, which differ by row, float64 [N]."""
+    """Seconds of each row that copies can overlap with, float64 [N]."""
 
     hide_forward_N: Array
     hide_backward_N: Array
@@ -42,22 +42,22 @@ class RowTimes(NamedTuple):
 
 @kernel
 def row_rates(rates, times, n):
-    """The `Rates` of row `n`, with its own ``hide_*_s`` from `RowTimes`."""
+    """Returns the `Rates` of row `n`, with its ``hide_*_s`` from `RowTimes`."""
     return Rates(times.hide_forward_N[n], times.hide_backward_N[n], *rates[2:])  # type: ignore[call-arg]
 
 
 @inner_kernel
 def back_s(out, into, copy_s, gradient_s, rates):
-    """Seconds of the busier side of a rank's link in backward: replicas of its experts elsewhere (`out`), and of others' on it.
+    """Seconds of the busier direction of a rank's link in backward: replicas of its experts elsewhere (`out`), and others' on it.
 
-    A gradient goes against its weights: a rank sends weights of its own experts and gradients of others'.
+    Gradients flow against weights: a rank sends weights of its own experts and gradients of others'.
     """
     return rates.trains * max(copy_s * out + gradient_s * into, copy_s * into + gradient_s * out)
 
 
 @inner_kernel
 def add_copies(num, home, rank, node_G, fan_4G):
-    """Counts `num` replicas on `rank` of experts of rank `home` in `fan_4G`, int64: by both, on peer links, then on RDMA."""
+    """Counts `num` replicas on `rank` of experts of rank `home` in `fan_4G`, int64, for both ranks: peer links, then RDMA."""
     link = 0 if node_G[home] == node_G[rank] else 2
     fan_4G[link, home] += num
     fan_4G[link + 1, rank] += num
@@ -78,13 +78,13 @@ def busiest_s(fan_4G, rates):
 
 @inner_kernel
 def late_s(busiest, rates):
-    """What of `busiest_s` does not hide."""
+    """The exposed part of `busiest_s`."""
     return max(0.0, busiest[0] - rates.hide_forward_s) + max(0.0, busiest[1] - rates.hide_backward_s)
 
 
 @kernel
 def exposed_s(peer_fan, rdma_fan, rates):
-    """The least exposed seconds of a row with so many replicas of one rank's experts, or on one rank, by link class."""
+    """Lower bound of a row's exposed seconds with this many replicas of one rank's experts, or on one rank, by link class."""
     forward_s = max(peer_fan * rates.copy_peer_s, rdma_fan * rates.copy_rdma_s)
     near_s = back_s(peer_fan, 0, rates.copy_peer_s, rates.gradient_peer_s, rates)
     far_s = back_s(rdma_fan, 0, rates.copy_rdma_s, rates.gradient_rdma_s, rates)
@@ -102,7 +102,7 @@ def _free_fan(copy_s, gradient_s, rates):
 
 @inner_kernel
 def free_fans(rates):
-    """The most replicas of one rank's experts, or on one rank, that hide entirely: on peer and on RDMA links."""
+    """Largest numbers of replicas of one rank's experts, or on one rank, whose copies overlap fully: on peer and RDMA links."""
     return (
         _free_fan(rates.copy_peer_s, rates.gradient_peer_s, rates),
         _free_fan(rates.copy_rdma_s, rates.gradient_rdma_s, rates),

@@ -1,4 +1,4 @@
-"""Rows of a problem as the price reads them, one after the other."""
+"""Rows of a problem in the form that the price reads."""
 
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ from foremoe.problem.kernels.traffic import BY_NODE, Ranks, Row, empty_traffic
 
 
 class Rows(NamedTuple):
-    """All rows of a problem, as compiled functions read them."""
+    """All rows of a problem, for compiled functions."""
 
     counts: Counts
     home_LE: Array  # int64, home rank of every expert
@@ -35,7 +35,7 @@ def empty_of(rows):
 
 @kernel
 def row_of(rows, n, pairs_G):
-    """Row `n`, over memory for the pairs of every source."""
+    """Row `n`, stored in memory for the pairs of every source."""
     counts = rows.counts
     at = n if counts.located else 0
     pairs_G[:] = 0.0

@@ -1,4 +1,4 @@
-"""Schedule: the order in which one rank runs its forward and backward passes, and so the order in which weights are used."""
+"""Schedule: the order in which one rank runs its forward and backward passes, and so the order in which it uses weights."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _MAX_CHUNKS = int(np.iinfo(np.int16).max)
 
 
 class Phase(enum.IntEnum):
-    """What a use of a layer's weights is for.
+    """The purpose of a use of a layer's weights.
 
-    Activation recomputation of a single layer belongs to its BACKWARD: weights stay from one to the other. Of a
-    block of several layers, all are recomputed before the first of them runs backward; these uses are REFORWARD.
+    Activation recomputation of a single layer belongs to its BACKWARD, which keeps the weights. Layers of a block
+    are all recomputed before the first of them runs backward; these uses are REFORWARD.
     """
 
     FORWARD = 0
@@ -33,7 +33,7 @@ class Phase(enum.IntEnum):
 
 
 class Uses(NamedTuple):
-    """Every use of a layer's weights in execution order; `use_U` counts them from 0, `pass_U` is the pass they belong to."""
+    """All uses of layers' weights in execution order; `use_U` counts them from 0, `pass_U` is the pass they belong to."""
 
     use_U: Array
     micro_step_U: Array
@@ -46,6 +46,8 @@ class Uses(NamedTuple):
 class Schedule(ArrayValue):
     """The sequence of passes on a rank.
 
+    Every (micro-step, chunk) has exactly one FORWARD and at most one BACKWARD, which comes later.
+
     Attributes:
         micro_step_X: int32, the micro-step of each pass.
         phase_X: uint8, `Phase`.
@@ -55,8 +57,6 @@ class Schedule(ArrayValue):
         reforward: Whether backward recomputes the forward first.
         chunk_L: int32, ascending, the chunk of every layer, where chunks differ in their number of MoE layers. Default: equal.
         block_L: int32, ascending, with `reforward`: layers of the same number are recomputed together. Default: each alone.
-
-    Law: every (micro-step, chunk) has exactly one FORWARD, at most one BACKWARD, and the BACKWARD comes later.
     """
 
     micro_step_X: Array = array(np.int32)
@@ -166,7 +166,7 @@ class Schedule(ArrayValue):
         return dataclasses.replace(self, **(columns | {"micro_step_X": columns["micro_step_X"] - start}))
 
     def without_backward(self) -> Schedule:
-        """Returns the forward passes alone, as a forward-only stage of the same pipeline runs them."""
+        """Returns only the forward passes, as a forward-only stage of the same pipeline runs them."""
         keep_X = self.phase_X == Phase.FORWARD
         return dataclasses.replace(self, **self.cut_arrays(X=keep_X), reforward=False, block_L=None)
 
@@ -185,7 +185,7 @@ class Schedule(ArrayValue):
 
     @staticmethod
     def forward_only(num_micro_steps: int) -> Schedule:
-        """Makes the schedule of a recompute stage: every micro-step forward, in order."""
+        """Makes the schedule of a recompute stage: the forward of every micro-step, in order."""
         return _schedule([(m, Phase.FORWARD, 0) for m in range(whole(num_micro_steps, "num_micro_steps"))])
 
     @staticmethod
@@ -211,7 +211,7 @@ class Schedule(ArrayValue):
         """Makes an interleaved 1F1B schedule with `vpp` model chunks per rank (arXiv 2104.04473), in Megatron-Core's order.
 
         Raises:
-            InputError: The number of micro-steps is not a multiple of `pp`, for which the schedule is defined.
+            InputError: The number of micro-steps is not a multiple of `pp`, as the schedule requires.
         """
         _require_rank(pp, pp_rank)
         whole(vpp, "vpp", 1, _MAX_CHUNKS)
@@ -223,8 +223,9 @@ class Schedule(ArrayValue):
 
     @staticmethod
     def parse(text: str, num_micro_steps: int) -> Schedule:
-        """Reads the command line's form: ``forward``, ``accumulate``, ``1f1b:PP,RANK`` or ``interleaved:PP,VPP,RANK``,
-        each with ``+reforward`` behind it if backward runs the forward again."""
+        """Parses the command line's form: ``forward``, ``accumulate``, ``1f1b:PP,RANK`` or ``interleaved:PP,VPP,RANK``,
+        followed by ``+reforward`` if backward runs the forward again.
+        """
         form = r"(forward|accumulate|1f1b|interleaved)(?::(\d{1,9}(?:,\d{1,9})*))?(\+reforward)?"
         match = re.fullmatch(form, text.strip().lower(), re.ASCII)
         if match is not None:

@@ -1,4 +1,4 @@
-"""A job of several EP groups and pipeline ranks: each with a plan of its own, and the one that keeps the others waiting."""
+"""Jobs of several EP groups and pipeline ranks, each with its own plan, and the slowest of them."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -28,10 +28,10 @@ class JobPart(NamedTuple):
     Attributes:
         group: Number of its EP group.
         pipeline_rank: Its number in the pipeline.
-        problem: The load of its group, of its layers.
+        problem: The load of its group in its layers.
         plan: The plan of that problem.
         summary: Summary of the planning.
-        runs: Its stage, with the waits for the rest of its pipeline.
+        runs: Its simulated stage, with the waits for the rest of its pipeline.
     """
 
     group: int
@@ -43,7 +43,7 @@ class JobPart(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name that the page has for it."""
+        """Its name on the page."""
         return f"EP group {self.group}, pipeline rank {self.pipeline_rank}"
 
 
@@ -54,10 +54,10 @@ def plan_job(
     """Plans and simulates every pipeline rank of every EP group.
 
     Args:
-        groups: As for `simulate_systems`, and so are `pp`, `vpp` and `trainer`.
-        planner: One that keeps homes: those of a job are decided for all groups together.
+        groups: This, `pp`, `vpp` and `trainer` are as for `simulate_systems`.
+        planner: Must keep homes, because a job's homes are chosen for all groups together.
         history_LE: As for `Planner.plan`, of all layers.
-        progress: Called with (part, rows done, rows in all).
+        progress: Called with (part, rows done, number of rows).
 
     Raises:
         InputError: The planner moves homes, or there are more pipeline ranks than layers.
@@ -84,14 +84,14 @@ def _progress_of(progress: Callable[[str, int, int], None], group: int, rank: in
 
 
 def slowest_part(parts: Sequence[JobPart]) -> int:
-    """Number of the part that the others wait for: least bubble, in the EP group with the longest stage."""
+    """Returns the number of the slowest part: least bubble, in the EP group with the longest stage."""
     longest = max(range(len(parts)), key=lambda i: parts[i].runs.gains()["planned_s"])
     group = [i for i, part in enumerate(parts) if part.group == parts[longest].group]
     return min(group, key=lambda i: parts[i].runs.planned.parts.bubble_s)
 
 
 def slowest_words(parts: Sequence[JobPart], slowest: int) -> str:
-    """A sentence that names the part that the others wait for."""
+    """Returns a sentence that names the slowest part."""
     part = parts[slowest]
     if len(parts) == 1:
         return ""
@@ -100,14 +100,14 @@ def slowest_words(parts: Sequence[JobPart], slowest: int) -> str:
 
 
 def job_gains(parts: Sequence[JobPart]) -> dict[str, float]:
-    """`StageRuns.gains` of the whole job: EP groups meet at the end of the stage, so the slowest one is its length."""
+    """`StageRuns.gains` of the whole job: the slowest EP group sets the length of the stage."""
     gains = [part.runs.gains() for part in parts]
     static_s, planned_s, balanced_s = (max(gain[name] for gain in gains) for name in ("static_s", "planned_s", "balanced_s"))
     return stage_gains(static_s, planned_s, balanced_s, parts[0].runs.trainer)
 
 
 def job_facts(parts: Sequence[JobPart]) -> dict[str, Any]:
-    """The table of parts, as plain values."""
+    """Returns the table of parts as plain values."""
     lines = []
     for part in parts:
         seconds = part.runs.parts()

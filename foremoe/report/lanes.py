@@ -1,4 +1,4 @@
-"""The timeline's numbers: a simulated stage use by use, or the copies that engines measured."""
+"""Data of the timeline: a simulated stage use by use, or the copies that engines measured."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OUTCOMES = ("done", "failed over", "missing")
 
 
 def pack_simulation(packer: Packer, plan: Plan, replicas: Replicas, simulation: Any) -> dict[str, Any]:
-    """Puts a `Simulation` into `packer` as whole ticks; returns what the page says of it."""
+    """Adds a `Simulation` to `packer` in whole ticks and returns its description for the page."""
     num_uses = len(simulation.start_U)
     if num_uses * plan.G > MAX_LANE_CELLS:
         return {"left_out": f"{num_uses} uses x {plan.G} ranks are too many lanes for one page; report fewer micro-steps."}
@@ -73,7 +73,7 @@ def pack_simulation(packer: Packer, plan: Plan, replicas: Replicas, simulation: 
 
 
 def pack_timelines(packer: Packer, plan: Plan, timelines: Sequence[Timeline]) -> dict[str, Any]:
-    """Puts what engines measured into `packer`, every event on the rank it was seen from; returns what the page says of it."""
+    """Adds measured timelines to `packer`, every event on the rank that observed it; returns their description."""
     ranks = [timeline.rank for timeline in timelines]
     if len(set(ranks)) != len(ranks) or not set(ranks) <= set(range(plan.G)):
         raise InputError(f"timelines are of ranks {sorted(ranks)}; give one timeline per rank of the plan's {plan.G}.")

@@ -1,4 +1,4 @@
-"""Numbers for the page: one compressed block of bytes, and a table of contents that says how to read it."""
+"""Packs the page's numbers into one compressed block of bytes, with a table of contents for reading it."""
 
 import base64
 import zlib
@@ -15,7 +15,7 @@ LEVEL = 7  # the levels above take three to six times as long for a hundredth of
 
 
 class Packer:
-    """Collects named arrays. Bytes are grouped by significance, since the high bytes of counts repeat and compress well."""
+    """Collects named arrays. Bytes are grouped by significance, because the high bytes of counts repeat and compress well."""
 
     def __init__(self) -> None:
         self._blocks: list[bytes] = []
@@ -24,7 +24,7 @@ class Packer:
         self._size = 0
 
     def add(self, name: str, array: Array, dtype: str, *, differences: bool = False) -> None:
-        """Adds `array` as `dtype`; with `differences`, each int32 value's to the one before, for those that change slowly."""
+        """Adds `array` as `dtype`; with `differences`, stores int32 differences between neighbours."""
         assert dtype in DTYPES and name not in self.contents and (not differences or dtype == "int32")
         flat = np.asarray(array).ravel()
         if dtype != "float32" and flat.size:
@@ -42,5 +42,5 @@ class Packer:
         self._size += len(block)
 
     def text(self) -> str:
-        """All blocks, zlib-compressed, as base64."""
+        """Returns all blocks, zlib-compressed, as base64."""
         return base64.b64encode(zlib.compress(b"".join(self._blocks), LEVEL)).decode("ascii")

@@ -1,4 +1,4 @@
-"""Why rows copy nothing: what their best single copy would save and cost, by the price."""
+"""Explains why rows copy nothing: the predicted saving and cost of their best single copy."""
 
 from typing import NamedTuple
 
@@ -16,9 +16,9 @@ HOTTEST = 2  # experts of the busiest rank that are tried
 
 
 class BestCopies(NamedTuple):
-    """The best copy of every row that has none: to the idlest rank of the busiest rank's node, or to the idlest of all.
+    """The best copy of every row without copies: to the least loaded rank of the busiest rank's node, or of all.
 
-    Rows of even load have no copy to name and are left out.
+    Rows of even load are left out.
     """
 
     row_W: Array
@@ -31,7 +31,7 @@ class BestCopies(NamedTuple):
 
 
 def best_copies(problem: Problem, plan: Plan) -> BestCopies:
-    """The best copy of every row of `plan` without replicas; no rows where slots or plan allow none."""
+    """Returns the best copy of every row of `plan` without replicas; no rows if slots or plan allow none."""
     idle_N = ~(plan.quota_NGS[:, :, plan.B :] > 0).any(axis=(1, 2))
     none = BestCopies(*np.zeros((5, 0), np.int64), *np.zeros((2, 0)))
     if not plan.executable or plan.S == plan.B or plan.G == 1 or not idle_N.any():

@@ -1,4 +1,4 @@
-"""What the page shows of every (micro-step, layer): loads, replicas with their quotas and sources, bounds, predicted seconds."""
+"""Data of every (micro-step, layer) for the page: loads, replicas with quotas and sources, bounds, predicted seconds."""
 
 import dataclasses
 
@@ -21,7 +21,7 @@ NOT_SENT = -2  # still in its buffer from an earlier use, or of a plan that is s
 
 
 def sources_of(plan: Plan, replicas: Replicas) -> Array:
-    """int16 [Z]: the rank that the weights of each replica come from first, `FROM_HOST` or `NOT_SENT`."""
+    """int16 [Z]: the rank that first sends the weights of each replica, `FROM_HOST` or `NOT_SENT`."""
     source_Z = np.full(len(replicas.row_Z), NOT_SENT, np.int16)
     # The first copy of a replica stands; the last write wins, so they are written backwards.
     source_Z[replica_of_copies(plan, replicas)[::-1]] = plan.transfers.src_C[::-1]
@@ -29,7 +29,7 @@ def sources_of(plan: Plan, replicas: Replicas) -> Array:
 
 
 def replica_of_copies(plan: Plan, replicas: Replicas) -> Array:
-    """int64 [C]: the number of the replica that each of the plan's copies brings."""
+    """int64 [C]: the number of the replica that each of the plan's copies serves."""
     key_Z = (replicas.row_Z * plan.G + replicas.rank_Z) * plan.S + replicas.slot_Z
     t = plan.transfers
     row_C = t.micro_step_C.astype(np.int64) * plan.L + t.layer_C
@@ -37,7 +37,7 @@ def replica_of_copies(plan: Plan, replicas: Replicas) -> Array:
 
 
 def replica_of_returns(plan: Plan, replicas: Replicas, row_A: Array, expert_A: Array, rank_A: Array) -> Array:
-    """int64 [A]: the number of the replica whose gradient each return brings home."""
+    """int64 [A]: the number of the replica whose gradient is returned."""
     key = lambda row, rank, expert: (row * plan.G + rank) * plan.E + expert  # noqa: E731
     key_Z = key(replicas.row_Z, replicas.rank_Z, replicas.expert_Z)
     order_Z = np.argsort(key_Z, kind="stable")
@@ -45,7 +45,7 @@ def replica_of_returns(plan: Plan, replicas: Replicas, row_A: Array, expert_A: A
 
 
 def require_belongs(problem: Problem, plan: Plan) -> None:
-    """Raises InputError unless `plan` is a plan of `problem`: same load, homes, ranks and redundant slots."""
+    """Raises InputError unless `plan` was made for `problem`: same load, homes, ranks and redundant slots."""
     want = (problem.M, problem.L, problem.G, problem.S)
     if plan.expert_MLGS.shape != want:
         have = list(plan.expert_MLGS.shape)
@@ -58,7 +58,7 @@ def require_belongs(problem: Problem, plan: Plan) -> None:
 
 
 def pack_rows(packer: Packer, plan: Plan, replicas: Replicas, static: Cost) -> None:
-    """Puts everything the chosen row's figures need into `packer`."""
+    """Adds all data for the figures of a chosen row to `packer`."""
     packer.add("load_MLE", plan.load_MLE, "int32")
     packer.add("home_rank_LE", plan.home_LE // plan.B, "uint16")
     packer.add("replicas_N", np.bincount(replicas.row_Z, minlength=plan.N), "int32")
@@ -72,14 +72,14 @@ def pack_rows(packer: Packer, plan: Plan, replicas: Replicas, static: Cost) -> N
 
 
 def pack_reasons(packer: Packer, copies: BestCopies) -> None:
-    """Puts the best copy of every row that copies nothing into `packer`."""
+    """Adds the best copy of every row that copies nothing to `packer`."""
     for name, values_W in copies._asdict().items():
         seconds = name.endswith("_s_W")
         packer.add(f"best_{name}", values_W, "float32" if seconds else "int32", differences=name == "row_W")
 
 
 def link_bytes(problem: Problem, plan: Plan, replicas: Replicas) -> dict[str, Array]:
-    """float64 [G] per link class and direction: bytes of weights (every pass) and of gradients going home, without tokens."""
+    """float64 [G] per link class and direction: bytes of weights (every pass) and of returned gradients, without tokens."""
     G, t = plan.G, plan.transfers
     weight, gradient = problem.model.expert_bytes, problem.model.gradient_bytes
     out = {}
@@ -97,7 +97,7 @@ def link_bytes(problem: Problem, plan: Plan, replicas: Replicas) -> dict[str, Ar
 
 
 def executable_problem(problem: Problem, plan: Plan) -> Problem:
-    """`problem` as `plan`'s header says it was posed: machine, homes, slots, schedule and objective."""
+    """Returns `problem` as described in the header of `plan`: machine, homes, slots, schedule and objective."""
     head = plan.header
     return dataclasses.replace(
         problem, model=head.model, cluster=head.cluster, cost=head.cost, slot_depth=head.slot_depth, schedule=head.schedule,

@@ -1,4 +1,4 @@
-"""One HTML file from the template's parts: style and scripts inlined, facts as JSON, arrays as base64."""
+"""Makes one HTML file from the template: style and scripts inlined, facts as JSON, arrays as base64."""
 
 import base64
 import hashlib
@@ -16,17 +16,17 @@ SCRIPTS = (
 
 
 class Block(NamedTuple):
-    """What the page shows at a time: facts as plain values, and arrays as text."""
+    """The data of one part of the page: facts as plain values, and arrays as text."""
 
     facts: dict[str, Any]
     packed: str
 
 
 def page(blocks: Sequence[Block], job: Mapping[str, Any] | None = None) -> str:
-    """The whole page. Its Content-Security-Policy allows its own style and scripts, by their hashes, and no connection.
+    """Returns the whole page. Its Content-Security-Policy allows only its own style and scripts, by their hashes.
 
     Args:
-        blocks: Of the one plan, or of every part of a job.
+        blocks: One for the plan, or one for every part of a job.
         job: The table of parts of a job.
     """
     facts = blocks[0].facts
@@ -59,7 +59,7 @@ def _block(number: int, facts: Mapping[str, Any], packed: str) -> str:
 
 
 def script_json(value: Any) -> str:
-    """JSON that cannot end or open an element of the page it stands in."""
+    """Returns JSON that cannot end or open an element of the surrounding page."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"), ensure_ascii=True)
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 

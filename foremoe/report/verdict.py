@@ -1,4 +1,4 @@
-"""The sentences on top of the page: what the plan gains, whether it fits, and how sure that is."""
+"""The verdict at the top of the page: the plan's gain, whether it fits, and how certain that is."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,10 +10,10 @@ UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 
 
 def verdict(facts: Mapping[str, Any], cluster: Cluster) -> dict[str, Any]:
-    """What a reader should take home, in words.
+    """Summarises the report in words.
 
     Returns:
-        ``gain`` (a line), ``details`` (sentences), ``sure`` (a sentence on what the figures rest on), ``gains`` (True where the
+        ``gain`` (a line), ``details`` (sentences), ``sure`` (a sentence on the basis of the figures), ``gains`` (True if the
         plan is faster than static placement and fits) and ``fits``.
     """
     gains, memory = _gains(facts), facts["memory"]
@@ -81,7 +81,7 @@ def _sure(facts: Mapping[str, Any], cluster: Cluster) -> str:
 
 
 def seconds_words(value: float) -> str:
-    """Three digits with a unit."""
+    """Formats seconds with three digits and a unit."""
     factor, unit = next(((f, u) for f, u in UNITS if value >= f), UNITS[-1])
     number = value / factor
     return f"{number:.0f} {unit}" if number >= 100 or value == 0 else f"{number:#.3g} {unit}"

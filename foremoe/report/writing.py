@@ -1,4 +1,4 @@
-"""`write_report`: one HTML file of a plan."""
+"""`write_report`: writes one HTML file about a plan."""
 
 from __future__ import annotations
 
@@ -46,19 +46,19 @@ def write_report(
     Args:
         plan: A plan of `problem`.
         planner_report: Summary that `Planner.plan` returned with the plan.
-        runs: What `run_stage` returned for the plan, or None.
-        timelines: What engines measured, one `Timeline` per rank, or None.
+        runs: Result of `run_stage` for the plan, or None.
+        timelines: Measured timelines, one `Timeline` per rank, or None.
         strategies: Rows of `foremoe.compare`.
-        advice: What `foremoe.advise` returned for the problem as posed.
-        source: Where the load comes from, in a few words.
-        date: As it shall stand on the page; default: none.
-        command: What makes the page again, as it shall stand on the page; default: none.
-        posed: `problem` with the homes from before a home level moved some; what is static speaks of it. Default: `problem`.
-        moves_s: Seconds that moving those homes takes before the stage.
+        advice: Result of `foremoe.advise` for the original problem.
+        source: Origin of the load, in a few words.
+        date: Date to show on the page; default: none.
+        command: Command that makes the page, to show on it; default: none.
+        posed: `problem` with the homes before a home level moved any, for static figures. Default: `problem`.
+        moves_s: Seconds of moving those homes before the stage.
         trainer: As for `rank_memory`.
 
     Raises:
-        InputError: The plan is not of this problem, both timelines are given, or the file cannot be written.
+        InputError: The plan does not belong to the problem, both `runs` and `timelines` are given, or the file cannot be written.
     """
     strategies_shown = strategy_table(strategies) if strategies else None
     block = _block(_Shown(
@@ -75,12 +75,12 @@ def write_job_report(
     path: str | os.PathLike[str], parts: Sequence[JobPart], *, strategies: Sequence[Mapping[str, Any]] | None = None,
     source: str = "", date: str = "", command: str = "",
 ) -> dict[str, Any]:  # fmt: skip
-    """Writes one report page for several EP groups and pipeline ranks, which also shows the slowest of them.
+    """Writes one report page for several EP groups and pipeline ranks; it shows the slowest first.
 
     Args:
-        parts: What `plan_job` returned.
+        parts: Result of `plan_job`.
         strategies: Rows of `simulate_systems` on the same groups.
-        source: This, `date` and `command` are those of `write_report`.
+        source: This, `date` and `command` are as for `write_report`.
 
     Returns:
         The verdict on the job: lines of text by ``gain``, ``details`` and ``sure``; ``gains`` and ``fits`` are true or false.

@@ -1,4 +1,4 @@
-"""Routing of tokens, as rollout recorded it."""
+"""Routing of tokens, as recorded during rollout."""
 
 from foremoe.routing.trace import RoutingTrace
 

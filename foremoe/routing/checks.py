@@ -1,4 +1,4 @@
-"""The checks that make a routing trace strict."""
+"""Strict checks of a routing trace."""
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ MAX_EXPERTS = int(np.iinfo(np.int16).max)
 
 
 def known_model(model: str | Model | None) -> Model | None:
-    """`model` itself, or the preset of that name or hub's name; None for any other name, which is only a label."""
+    """Returns `model` itself, or the preset of that name or hub name; None for any other name, which is only a label."""
     if not isinstance(model, str | Model | None):
         raise InputError(f"model must be the name of a model; got {type(model).__name__}.")
     if isinstance(model, str):
@@ -25,7 +25,7 @@ def known_model(model: str | Model | None) -> Model | None:
 
 
 def preset_layers(model: str | Model | None, num_layers: int, num_experts: int, num_topk: int) -> Array:
-    """int32 [L]: layer numbers of `model`, which must have these experts and top-k, if it has L layers, else 0 to L-1."""
+    """int32 [L]: layer numbers of `model` if it has L layers, else 0 to L-1; experts and top-k must match the model."""
     preset = known_model(model)
     if preset is None:
         return np.arange(num_layers, dtype=np.int32)
@@ -36,7 +36,7 @@ def preset_layers(model: str | Model | None, num_layers: int, num_experts: int, 
 
 
 def layer_numbers(value: npt.ArrayLike, num_layers: int) -> Array:
-    """`value` as int32 [L] of distinct numbers >= 0."""
+    """Returns `value` as int32 [L]; numbers must be distinct and >= 0."""
     moe_layer_L = frozen_array(value, np.int32, "moe_layer_L", (num_layers,))
     if moe_layer_L.min() < 0 or len(np.unique(moe_layer_L)) != num_layers:
         raise InputError(f"moe_layer_L must hold {num_layers} distinct layer numbers from 0; got {moe_layer_L.tolist()}.")
@@ -44,7 +44,7 @@ def layer_numbers(value: npt.ArrayLike, num_layers: int) -> Array:
 
 
 def layer_positions(indices: npt.ArrayLike, num_layers: int) -> Array:
-    """int64: `indices` if they are distinct positions from 0 to num_layers - 1, at least one."""
+    """Returns `indices` as int64; they must be distinct positions from 0 to num_layers - 1, at least one."""
     index = as_array(indices, "layers")
     fits = index.ndim == 1 and index.size and index.dtype.kind in "iu" and index.min() >= 0 and index.max() < num_layers
     if not fits or len(np.unique(index)) != index.size:
@@ -53,7 +53,7 @@ def layer_positions(indices: npt.ArrayLike, num_layers: int) -> Array:
 
 
 def checked_known(value: Array | None, num_tokens: int) -> Array | None:
-    """bool [T], or None where every token is known."""
+    """Returns bool [T], or None if every token is known."""
     if value is None:
         return None
     known_T = as_array(value, "known_T")
@@ -64,7 +64,7 @@ def checked_known(value: Array | None, num_tokens: int) -> Array | None:
 
 
 def checked_lengths(value: npt.ArrayLike, num_tokens: int) -> Array:
-    """int64 [Q], each at least 1, summing to the number of tokens."""
+    """Returns int64 [Q]; lengths must be at least 1 and sum to the number of tokens."""
     seq_len_Q = frozen_array(value, np.int64, "seq_len_Q", (None,))
     if not seq_len_Q.size or seq_len_Q.min() < 1:
         q = int(np.argmax(seq_len_Q < 1)) if seq_len_Q.size else 0
@@ -78,7 +78,7 @@ def checked_lengths(value: npt.ArrayLike, num_tokens: int) -> Array:
 
 
 def checked_ids(topk_TLK: Array, known_T: Array | None, num_experts: int) -> Array:
-    """uint8 or int16 [T, L, K]; raises at the first id of a known token that is out of range or repeated."""
+    """Returns uint8 or int16 [T, L, K]; raises at the first id of a known token that is out of range or repeated."""
     info = np.iinfo(np.uint8) if num_experts <= 256 else np.iinfo(np.int16)
     dtype = info.dtype
     if topk_TLK.dtype == dtype or (topk_TLK.min() >= info.min and topk_TLK.max() <= info.max):
@@ -108,7 +108,7 @@ def _raise_first_fault(checked_TLK: Array, shown_TLK: Array, known_T: Array | No
 
 @kernel
 def first_fault(topk_TLK, known_T, num_experts):
-    """(token, layer, position) of the first id out of range or repeated in a known token, or -1s; empty `known_T`: all known."""
+    """Finds (token, layer, position) of the first invalid or repeated id in a known token, or -1s; empty `known_T`: all known."""
     num_tokens, num_layers, num_topk = topk_TLK.shape
     seen_in_row_E = np.full(num_experts, -1, np.int64)
     for t in range(num_tokens):

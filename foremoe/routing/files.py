@@ -1,4 +1,4 @@
-"""Trace files: `.npz` and `.safetensors`, our own and those with the array names of public recordings."""
+"""Trace files: `.npz` and `.safetensors`, foremoe's own and those with the array names of public recordings."""
 
 import io
 import json
@@ -28,7 +28,7 @@ _NAMES = {
 
 
 def save_trace(trace: RoutingTrace, path: str | os.PathLike[str]) -> None:
-    """Writes `trace`; the bytes are a function of the trace alone."""
+    """Writes `trace`; the bytes depend on the trace alone."""
     suffix = _suffix(Path(path))
     held = {name: getattr(trace, name) for name in ("topk_TLK", "seq_len_Q", "moe_layer_L", "known_T", "weight_TLK")}
     arrays: dict[str, Array] = {name: array for name, array in held.items() if array is not None}
@@ -47,7 +47,7 @@ def save_trace(trace: RoutingTrace, path: str | os.PathLike[str]) -> None:
 def load_trace(
     path: str | os.PathLike[str], *, num_experts: int | None, model: str | Model | None, weights: bool, max_bytes: int | None
 ) -> RoutingTrace:
-    """Reads what `save_trace` wrote, or a recording with the public array names; see `RoutingTrace.load`."""
+    """Reads a file of `save_trace`, or a recording with the public array names; see `RoutingTrace.load`."""
     source = Path(path)
     suffix = _suffix(source)
     with open_stored(source, f"a {suffix} file", archive=suffix == ".npz", max_bytes=max_bytes) as stored:
@@ -87,7 +87,7 @@ def load_trace(
 
 
 def holds_trace(path: str | os.PathLike[str]) -> bool:
-    """True for an ``.npz`` or ``.safetensors`` file with the experts of tokens, by the names of its arrays."""
+    """True if the names of its arrays say that an ``.npz`` or ``.safetensors`` file holds the experts of tokens."""
     suffix = Path(path).suffix.lower()
     if suffix not in SUFFIXES:
         return False

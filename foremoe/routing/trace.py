@@ -1,4 +1,4 @@
-"""RoutingTrace: the experts that the router chose for every token, checked strictly."""
+"""RoutingTrace: the router's chosen experts for every token, checked strictly."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ _BLOCK = 2**14  # tokens that are compared at once
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class RoutingTrace(ArrayValue):
-    """The routing of whole sequences, one after the other: token t of sequence q lies in rows ``cuts[q]:cuts[q+1]``.
+    """The routing of whole sequences, one after the other: the tokens of sequence q are rows ``cuts[q]:cuts[q+1]``.
 
-    The strict form: no padding, no placeholder ids. The tolerant reader marks such rows of a recording in `known_T`.
+    A trace has no padding and no placeholder ids. `from_routed_experts` marks such rows of a recording in `known_T`.
 
     Attributes:
         topk_TLK: uint8 (num_experts <= 256) or int16, logical experts of each token, distinct within a token and layer.
-        known_T: bool, False where a token's routing was not recorded: its ids are ignored. None: all are known.
-        seq_len_Q: int64, tokens of each sequence, each >= 1; they sum to T.
+        known_T: bool, False if a token's routing was not recorded; its ids are ignored. None: all are known.
+        seq_len_Q: int64, tokens of each sequence, each >= 1, with sum T.
         moe_layer_L: int32, the model's own layer numbers; default: those of the preset `model` if it has L layers, else 0 to L-1.
         weight_TLK: float16, router weights of the chosen experts, or None. Planning does not use them.
-        model: Name of the model, or None. Where it names a preset, experts and top-k must agree with it.
-        source: Free text: where the trace comes from.
-        id: Name of the routing in plans and reports; empty: `content_hash` is filled in.
+        model: Name of the model, or None. If it names a preset, experts and top-k must agree with it.
+        source: Free text: origin of the trace.
+        id: Name of the routing in plans and reports; default: `content_hash`.
 
     Raises:
-        InputError: Wrong shapes, an id out of range or twice in one token, or lengths that do not sum to T.
+        InputError: Shapes are wrong, an id is out of range or repeated in a token, or lengths do not sum to T.
 
     Example:
         >>> topk_TLK = np.array([[[0, 3]], [[1, 3]], [[0, 2]]])
@@ -98,7 +98,7 @@ class RoutingTrace(ArrayValue):
         return np.concatenate([[0], np.cumsum(self.seq_len_Q)])
 
     def num_repeats(self) -> int:
-        """Counts known tokens with the same experts as the token before them in all layers, which real routing seldom has."""
+        """Number of known tokens with the same experts as the token before them in all layers, which is rare in real routing."""
         found = 0
         for low in range(1, self.T, _BLOCK):
             now_TLK, before_TLK = self.topk_TLK[low : low + _BLOCK], self.topk_TLK[low - 1 : low - 1 + _BLOCK]
@@ -111,7 +111,7 @@ class RoutingTrace(ArrayValue):
         return found
 
     def content_hash(self) -> str:
-        """Hashes everything that decides loads (ids, known rows, sequence and layer numbers, num_experts) to 32 hex digits."""
+        """Hashes everything that determines loads (ids, known rows, sequence and layer numbers, num_experts) to 32 hex digits."""
         arrays = {"topk": self.topk_TLK, "seq_len": self.seq_len_Q, "moe_layer": self.moe_layer_L}
         if self.known_T is not None:
             arrays["known"] = self.known_T
@@ -131,27 +131,27 @@ class RoutingTrace(ArrayValue):
     ) -> RoutingTrace:  # fmt: skip
         """Reads a trace from ``.npz`` or ``.safetensors``; never unpickles.
 
-        Array names: those of this class, or ``topk_ids``, ``seq_len``, ``num_experts``, and ``topk_weights`` or
-        ``topk_probs``; other arrays are left alone.
+        Arrays have the names of this class, or ``topk_ids``, ``seq_len``, ``num_experts``, and ``topk_weights`` or
+        ``topk_probs``; other arrays are ignored.
 
         Args:
-            num_experts: Needed where neither the file nor `model` states it; the largest id plus one would be a guess.
-            model: The model that was recorded: a `Model`, or a name.
+            num_experts: Required if neither the file nor `model` gives it; the largest id plus one would be a guess.
+            model: The recorded model: a `Model`, or a name.
             weights: Whether to read the router weights, the larger part of most files.
-            max_bytes: What compressed arrays may become in memory; None: 64 MiB, or 16 times the file if that is more.
+            max_bytes: Limit of decompressed arrays in memory; None: 64 MiB, or 16 times the file if that is more.
 
         Raises:
-            InputError: No such file, not readable, arrays missing, or contents that this class refuses.
+            InputError: The file does not exist, cannot be read, lacks arrays, or has contents that this class refuses.
         """
         from foremoe.routing.files import load_trace
 
         return load_trace(path, num_experts=num_experts, model=model, weights=weights, max_bytes=max_bytes)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes ``.npz`` (uncompressed) or ``.safetensors``; `load` gives the same value back, byte for byte.
+        """Writes ``.npz`` (uncompressed) or ``.safetensors``; `load` returns an equal trace, byte for byte.
 
         Raises:
-            InputError: Another suffix, or a place that cannot be written.
+            InputError: The suffix is not supported, or the file cannot be written.
         """
         from foremoe.routing.files import save_trace
 
@@ -164,7 +164,7 @@ class RoutingTrace(ArrayValue):
         Weights are kept if every part has them, the model's name if all parts agree.
 
         Raises:
-            InputError: No trace, or traces that differ in layers, top-k or experts.
+            InputError: There is no trace, or traces differ in layers, top-k or experts.
         """
         parts = list(traces)
         if not parts:
@@ -184,13 +184,13 @@ class RoutingTrace(ArrayValue):
         return replace(first, **joined, model=model, source=source, id="")
 
     def sequences(self, indices: npt.ArrayLike) -> RoutingTrace:
-        """Returns some sequences as a trace of their own, under a new id.
+        """Returns some sequences as a separate trace, under a new id.
 
         Args:
-            indices: Sequence numbers in the wanted order (repeats allowed), or a bool mask [Q].
+            indices: Sequence numbers in the desired order (repeats allowed), or a bool mask [Q].
 
         Raises:
-            InputError: None selected, numbers out of range, or a mask of another length.
+            InputError: No sequence is selected, a number is out of range, or the mask has another length.
         """
         index = as_array(indices, "indices")
         if index.dtype == bool and index.shape == (self.Q,):

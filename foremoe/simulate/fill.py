@@ -1,4 +1,4 @@
-"""What the host stores are filled with while the stage runs."""
+"""Fills of the host stores while the stage runs."""
 
 import numpy as np
 
@@ -12,10 +12,9 @@ from foremoe.simulate.state import Fills
 
 
 def fill_inputs(problem: Problem, plan: Plan, t: TransferList) -> tuple[Fills, Array]:
-    """What brings every expert that copies read from a host store there, once per node; and int64 [C], the fill that each copy
-    reads, -1 for none.
+    """Returns the fills of the host stores, each expert once per node; and int64 [C], the fill that each copy reads, -1 for none.
 
-    The home rank writes its node's store; for other nodes it sends the expert over RDMA to the first rank that reads it, which
+    The home rank writes its node's store. For another node it sends the expert over RDMA to the first rank that reads it, which
     writes it, as `transfer.PinnedHost` does.
     """
     by_host_H = np.flatnonzero(t.link_C == Link.HOST)

@@ -1,9 +1,10 @@
-"""The clockwork of the simulator: uses one after the other, exchanges in step, copies meanwhile.
+"""The clock of the simulator: uses run one after the other, exchanges in step, copies in parallel.
 
-What a use sets free leaves behind its last exchange, and ranks wait for copies between the first one and their experts.
+Copies and gradients that a use enables start after its last exchange. Ranks wait for copies between the first exchange and their
+experts.
 
-Copies have clocks of their own, one for each link class, that stop while an exchange keeps the class busy: exchanges go first on
-a link, and copies use what is left. On a link, copies go one after the other in the order in which they are needed.
+Copies have one clock for each link class, which stops while an exchange keeps the class busy: exchanges have priority on a link,
+and copies use the remaining time. On a link, copies run one after the other in the order in which they are needed.
 """
 
 import numpy as np
@@ -258,7 +259,7 @@ def _send_gradients(n, stage, returns, state):
 
 @kernel
 def hold(until_s, part, state):
-    """No rank goes on before `until_s`."""
+    """Holds all ranks until `until_s`."""
     state.parts[part] += max(0.0, until_s - state.clock[NOW])
     state.clock[NOW] = max(state.clock[NOW], until_s)
     for g in range(state.free_at_G.size):
@@ -267,7 +268,7 @@ def hold(until_s, part, state):
 
 @kernel
 def work(seconds_G, part, state):
-    """Every rank works for some seconds of its own."""
+    """Adds to every rank some seconds of its own work."""
     begin = state.clock[NOW]
     for g in range(seconds_G.size):
         state.free_at_G[g] += seconds_G[g]

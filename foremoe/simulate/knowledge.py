@@ -1,4 +1,4 @@
-"""Which knowledge of the load pays, and at which overhead: one planner under several kinds of foresight, on the real load."""
+"""Compares kinds of foresight, with their overhead: one planner, simulated on the real load."""
 
 import contextlib
 import dataclasses
@@ -23,22 +23,22 @@ def simulate_foresight(
 ) -> list[dict[str, Any]]:
     """Plans the same groups under every kind of foresight and simulates them on the actual load.
 
-    MoE-GPS (arXiv 2506.07366) asks which prediction is worth its overhead; here the planner's CPU time is the overhead, and what
-    of it nothing hides is added to the stage.
+    MoE-GPS (arXiv 2506.07366) asks which prediction is worth its overhead. Here the overhead is the planner's CPU time, and its
+    exposed part is added to the stage.
 
     Args:
         groups: EP groups of one stage, each with its own load.
         views: Kinds of foresight by name; None is static placement, which needs no plan.
         system: Its planner's foresight is replaced by every view. Default: the default planner.
-        options: As for `simulate_systems`, but `num_threads`: one thread plans, so that its CPU time is all of it.
+        options: As for `simulate_systems`, without `num_threads`: one thread plans, so that its CPU time counts all planning.
 
     Returns:
         One dict per view: ``foresight`` (its name), the figures of `simulate_systems`, ``copy_bytes`` (weights and gradients of
         replicas in one EP group's stage), ``plan_cpu_s`` (of one group, on this machine), ``plan_exposed_s`` (see
-        `exposed_planning`) and ``net_speedup_vs_static`` (the stage and what planning exposes, over static).
+        `exposed_planning`) and ``net_speedup_vs_static`` (of the stage with its exposed planning, over static).
 
     Raises:
-        InputError: As `simulate_systems`, or a planner that cannot plan under one of the views.
+        InputError: As `simulate_systems`, or the planner cannot plan under one of the views.
     """
     system = system or System()
     planner = system.planner
@@ -64,14 +64,14 @@ def simulate_foresight(
 
 
 def load_kernels(planner: Planner, groups: Sequence[Problem]) -> None:
-    """Plans one row: a process loads its kernels with the first plan, and that is no part of planning."""
+    """Plans one row, so that loading a process's kernels does not count as planning time."""
     for problem in groups[:1]:
         with contextlib.suppress(InputError):  # whoever plans in earnest says what is wrong
             dataclasses.replace(planner, home=Keep()).plan(problem[:1].layers([0]), num_threads=1)
 
 
 def planning_figures(row: Mapping[str, Any], view: Foresight | None, groups: Sequence[Problem]) -> dict[str, float]:
-    """``plan_cpu_s`` and ``plan_exposed_s`` (see `simulate_foresight`) of a row of `simulate_systems`; None plans nothing."""
+    """Returns ``plan_cpu_s`` and ``plan_exposed_s`` (see `simulate_foresight`) for a row of `simulate_systems`."""
     if view is None:
         return {"plan_cpu_s": 0.0, "plan_exposed_s": 0.0}
     cpu_s = 1e-6 * row["plan_us_per_layer"] * row["n_solved"] / len(groups)
@@ -82,10 +82,10 @@ def planning_figures(row: Mapping[str, Any], view: Foresight | None, groups: Seq
 def exposed_planning(view: Foresight, cpu_s: float, timeline_s: float, problem: Problem) -> float:
     """Returns the seconds of planning that do not overlap with execution, if all micro-steps take equally long.
 
-    A micro-step is planned while the one before it runs. With foresight ``"previous"`` that can begin only when the forward of
-    the one before is over, so that its backward alone hides it (in the recompute stage, nothing), and the first micro-step has
-    been planned before the stage. Other kinds know all loads when rollout is over: the first micro-step's plan is exposed, an
-    upper bound where samples are planned as they arrive (`PlanStream`).
+    A micro-step is planned while the one before it runs. With foresight ``"previous"`` planning can begin only after the forward
+    of the one before, so that it overlaps with its backward alone (in the recompute stage, with nothing), and the first
+    micro-step has been planned before the stage. Other kinds know all loads after rollout: the first micro-step's plan is
+    exposed, an upper bound if samples are planned as they arrive (`PlanStream`).
     """
     each_s, hides_s = cpu_s / problem.M, timeline_s / problem.M
     if view != "previous":

@@ -1,4 +1,4 @@
-"""What of an exchange is busiest: ranks, and the NICs that they share."""
+"""Finds the busiest ranks and NICs of an exchange."""
 
 from foremoe.base.compiled import kernel
 
@@ -9,7 +9,7 @@ from foremoe.base.compiled import kernel
 def add_row(n, peer_2G, rdma_2G, rows, seconds_2, nic_2Y, total_2G):
     """Writes how long row `n` keeps its busiest rank and NIC busy, and adds its traffic to `total_2G` with its weight.
 
-    `seconds_2` are those of one pair or message by link class; `nic_2Y` is scratch.
+    `seconds_2` are the seconds of one pair or message by link class; `nic_2Y` is scratch space.
     """
     nic_2Y[:] = 0
     for g in range(peer_2G.shape[1]):

@@ -1,4 +1,4 @@
-"""`simulate_pipeline`: the ranks of a pipeline, each a plan of its own layers, and how their passes wait for each other."""
+"""`simulate_pipeline`: simulates the ranks of a pipeline, each with a plan of its own layers, and their waits for each other."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,10 +26,10 @@ class PipelineRank(NamedTuple):
 
 
 def pipeline_problems(problem: Problem, pp: int, vpp: int = 1) -> list[Problem]:
-    """Splits a problem over pipeline ranks: contiguous layers (`vpp` chunks per rank, dealt in turn), 1F1B or interleaved.
+    """Splits a problem over pipeline ranks: contiguous layers (`vpp` chunks per rank, in turn), 1F1B or interleaved.
 
     Raises:
-        InputError: More chunks than layers, or micro-steps that an interleaved schedule is not defined for.
+        InputError: There are more chunks than layers, or an interleaved schedule does not allow this number of micro-steps.
     """
     if pp < 1 or vpp < 1 or pp * vpp > problem.L:
         raise InputError(f"{pp} pipeline ranks of {vpp} chunks need as many layers; the problem has {problem.L}.")
@@ -56,11 +56,11 @@ def simulate_pipeline(
     """Simulates the timelines of all pipeline ranks; all have the length of the slowest.
 
     A pass waits for the same micro-step's pass on the pipeline rank (chunk) before it, in backward after it, and for its
-    activations, one message from the late EP rank. Links of pipeline ranks are their own.
+    activations, sent as one message by the slowest EP rank. Pipeline ranks do not share links.
 
     Args:
         ranks: Pipeline ranks in order, with the schedules of `pipeline_problems`.
-        outside_s_MG: Seconds outside the MoE layers in the last chunk. This and the other options are those of `simulate`.
+        outside_s_MG: Seconds outside the MoE layers in the last chunk. This and the other options are as in `simulate`.
 
     Raises:
         InputError: The schedules wait for each other.

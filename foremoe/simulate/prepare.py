@@ -1,4 +1,4 @@
-"""From a problem and its plan to the arrays of the clockwork, and from its clocks back to time."""
+"""Converts a problem and its plan to the simulator's arrays, and its clocks back to time."""
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from foremoe.simulate.traffic import Exchange, exchange
 
 
 def stage_inputs(problem: Problem, plan: Plan, uses: Uses, plan_s: float, share_links: bool) -> tuple[Stage, Array]:
-    """The `Stage`, and float64 [W, G]: seconds that exchanges keep each of `LINKS` busy over the stage."""
+    """Returns the `Stage`, and float64 [W, G]: seconds that exchanges keep each of `LINKS` busy over the stage."""
     model, cluster = problem.model, problem.cluster
     row_U = uses.micro_step_U.astype(np.int64) * problem.L + uses.layer_U
     is_backward_U = uses.phase_U == Phase.BACKWARD
@@ -77,7 +77,7 @@ def _window_seconds(problem: Problem, compute_NG: Array, back_NG: Array, sent: E
 
 
 def copy_inputs(problem: Problem, plan: Plan, num_uses: int, prefetch: int, known: str) -> Copies:
-    """The plan's copies in the order in which they start; see `start_positions`."""
+    """Returns the plan's copies in the order in which they start; see `start_positions`."""
     t = plan.transfers if plan.executable else TransferList.none()
     relays, need_C = relays_of(plan, t), t.need_C.astype(np.int64)
     late_C = (t.phase_C == Phase.FORWARD) & (known == "router")
@@ -98,7 +98,7 @@ def copy_inputs(problem: Problem, plan: Plan, num_uses: int, prefetch: int, know
 
 
 def return_inputs(plan: Plan) -> tuple[Returns, Replicas]:
-    """The gradients of all replicas, row by row in the order in which they leave, and the replicas that they are of."""
+    """Returns the gradients of all replicas, row by row in the order in which they are sent, and their replicas."""
     returns_any = plan.executable and plan.header.schedule.trains
     replicas = Replicas.of(plan, np.full((plan.M, plan.L), returns_any))
     round_Z = rounds_of(replicas.row_Z, replicas.slot_Z, replicas.rank_Z, replicas.home_Z, plan.header.cluster)
@@ -109,7 +109,7 @@ def return_inputs(plan: Plan) -> tuple[Returns, Replicas]:
 
 
 def empty_state(problem: Problem, stage: Stage) -> State:
-    """The state before the first use."""
+    """Returns the state before the first use."""
     G, num_nics = problem.G, int(stage.nic_G.max()) + 1
     ring = (G, problem.R, problem.slot_depth)
     return State(
@@ -120,16 +120,16 @@ def empty_state(problem: Problem, stage: Stage) -> State:
 
 
 def empty_record(num_uses: int, num_ranks: int) -> Record:
-    """Room for the timeline; a use has at most four exchanges."""
+    """Allocates the timeline; a use has at most four exchanges."""
     window_UG, wait_UG, compute_UG = np.zeros((3, num_uses, num_ranks), np.float32)
     at_2X, took_2X = np.zeros((2, 2, 4 * num_uses))
     return Record(np.zeros((6, num_uses)), window_UG, wait_UG, compute_UG, at_2X, took_2X, np.zeros(1, np.int64))
 
 
 def wall_seconds(clock_A: Array, link_A: Array, record: Record, *, begin: bool = False) -> Array:
-    """Time at which the clocks of links show `clock_A`: the exchanges before that are added.
+    """Converts link clocks `clock_A` to time, by adding the exchanges before them.
 
-    A clock shows one time all through an exchange: copies end before it, and `begin` after it, whichever way it was rounded.
+    A clock stands during an exchange: copies end before it and `begin` after it, whichever way the clock was rounded.
     """
     out_A = clock_A.astype(np.float64)
     read_A = out_A * (1.0 + 1e-12 if begin else 1.0 - 1e-12)

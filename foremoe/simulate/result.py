@@ -1,4 +1,4 @@
-"""Simulation: the timeline of one stage of one EP group, and the parts of its time."""
+"""Simulation: the timeline of one stage of one EP group, and its time by part."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -18,13 +18,13 @@ class Parts:
     """Seconds of a stage by what the slowest rank did or waited for; they add up to its length.
 
     Attributes:
-        window_s: What precedes the experts: attention of the late rank.
-        dispatch_s: Tokens on the way to the experts.
+        window_s: Work before the experts: attention of the slowest rank.
+        dispatch_s: Sending tokens to the experts.
         compute_s: Experts of the slowest rank.
-        combine_s: Tokens on the way back.
+        combine_s: Sending outputs back.
         transfer_s: Waiting for weights, and compute lost to copies.
-        gradient_s: Waiting for replica gradients to leave their buffers, or to be home at the end.
-        planning_s: Exposed planning (on-line balancing).
+        gradient_s: Waiting for replica gradients to leave their buffers, or to arrive at the end.
+        planning_s: Exposed planning (online balancing).
         outside_s: Work outside the MoE layers.
         bubble_s: Waiting for other pipeline ranks.
     """
@@ -54,32 +54,32 @@ PARTS = tuple(part.name for part in dataclasses.fields(Parts))
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Simulation(ArrayValue):
-    """One stage of one EP group: what happened when, in seconds since the stage began.
+    """One stage of one EP group: its events, in seconds since the stage began.
 
-    A backward use that runs the layer's forward again has it, and its waits, in its window.
+    The window of a backward use includes the activation recomputation of its layer, if there is any, with its waits.
 
     Attributes:
         micro_step_U: Micro-step of every use, in order of execution.
         layer_U: Layer of every use.
         phase_U: `Phase` of every use.
-        start_U: The use begins on the group.
-        window_U: The late rank is ready to dispatch, and the group begins to.
-        dispatched_U: Tokens are with the experts.
-        ready_U: Replicas are in place on all ranks; each has begun to compute as soon as its own were.
-        computed_U: The slowest rank's experts are done.
-        end_U: The use is over on all ranks.
+        start_U: Time at which the group begins the use.
+        window_U: Time at which the slowest rank is ready, so that dispatch begins.
+        dispatched_U: Time at which all tokens have reached their experts.
+        ready_U: Time at which replicas are in place on all ranks; each rank computes as soon as its own are.
+        computed_U: Time at which the slowest rank's experts are done.
+        end_U: Time at which the use is over on all ranks.
         window_UG: Seconds of attention per rank, float32.
         wait_UG: Seconds per rank from `dispatched_U` until its replicas are in place, float32.
         compute_UG: Seconds of expert compute per rank, float32.
         copy_start_C: Start of every copy of ``plan.transfers``.
         copy_end_C: End of every copy of ``plan.transfers``.
-        return_micro_step_A: Micro-step of every replica gradient on its way home.
+        return_micro_step_A: Micro-step of every returned replica gradient.
         return_layer_A: Its layer.
         return_expert_A: Its expert.
-        return_src_A: Rank it leaves.
+        return_src_A: Its source rank.
         return_dst_A: Its home rank.
-        return_start_A: Time at which the gradient leaves.
-        return_end_A: Time at which it arrives at home.
+        return_start_A: Time at which its return starts.
+        return_end_A: Time at which it arrives.
         link_busy_WG: Seconds that each of `LINKS` is busy, exchanges included.
     """
 
@@ -117,6 +117,6 @@ class Simulation(ArrayValue):
         return self.parts.total_s
 
     def to_dict(self) -> dict[str, Any]:
-        """Totals, for JSON."""
+        """Returns the totals, for JSON."""
         busy = {name: float(self.link_busy_WG[k].max()) for k, name in enumerate(LINKS)}
         return {"stage_s": self.total_s, **self.parts.to_dict(), "link_busy_s": busy}

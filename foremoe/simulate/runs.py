@@ -1,4 +1,4 @@
-"""A stage simulated three times: experts at home, with even routing, and as planned; every gain that is shown comes from it."""
+"""Gains: a stage is simulated with experts at home, with even routing and with the plan."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -20,13 +20,13 @@ from foremoe.solvers.home.price import price_L
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gain:
-    """What a plan gains, as summaries, tables, pages and examples show it.
+    """The gain of a plan, for summaries, tables, pages and examples.
 
     Attributes:
         static_s: Seconds of the simulated stage with every expert at home.
-        planned_s: Seconds as planned, with every move of homes.
-        balanced_s: Seconds with even routing: what perfect balance alone would give.
-        standing: What the cluster's constants are (`Cluster.standing`).
+        planned_s: Seconds with the plan and every move of homes.
+        balanced_s: Seconds with even routing: the time of perfect balance alone.
+        standing: Whether the cluster's constants are calibrated (`Cluster.standing`).
     """
 
     static_s: float
@@ -36,12 +36,12 @@ class Gain:
 
     @property
     def speedup(self) -> float:
-        """Of the stage over experts at home."""
+        """Speed-up of the stage over experts at home."""
         return self.static_s / self.planned_s
 
     @property
     def share_of_balanced(self) -> float:
-        """Throughput as a share of that with even routing."""
+        """Throughput as a share of throughput with even routing."""
         return self.balanced_s / self.planned_s
 
     def __str__(self) -> str:
@@ -51,15 +51,15 @@ class Gain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageRuns:
-    """One stage of one EP group, simulated three times on the same tokens.
+    """Three simulations of one stage of one EP group, on the same tokens.
 
     Attributes:
-        static: Every expert at home.
-        planned: As planned.
-        balanced: Even routing: what perfect balance alone would give.
-        ends_s: Seconds by part that end every stage, whatever its plan.
+        static: With every expert at home.
+        planned: With the plan.
+        balanced: With even routing.
+        ends_s: Seconds by part at the end of the stage; the same for every plan.
         moves_s: Seconds in which homes move before the planned stage.
-        trainer: What lies around the stage.
+        trainer: Optimizer, EP groups and time outside the stage.
     """
 
     static: Simulation
@@ -97,11 +97,11 @@ def stage_gains(static_s: float, planned_s: float, balanced_s: float, trainer: T
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """Simulates plans of one problem against the same stage at home and with even routing; the `judge` of `foremoe.compare`.
+    """Simulates plans of one problem and returns their gain; pass it as `judge` to `foremoe.compare`.
 
     Attributes:
-        problem: The problem as posed, before home levels move anything.
-        unplanned: Its stage at home, as if that were the plan.
+        problem: The original problem, before home levels move anything.
+        unplanned: Its stage with every expert at home in place of a plan.
     """
 
     FIGURES: ClassVar = ("simulated_stage_s", "speedup_vs_static", "step_speedup", "step_speedup_at", "share_of_balanced")
@@ -111,7 +111,7 @@ class Judge:
 
     @classmethod
     def of(cls, problem: Problem, trainer: Trainer | None = None) -> "Judge":
-        """Makes the judge of a problem with counts by source rank."""
+        """Makes the judge of a problem, which must have counts by source rank."""
         trainer, head_s_MG = trainer or Trainer(), head_seconds(problem)
         static = simulate(problem, Planner(rank=()).plan(problem)[0], outside_s_MG=head_s_MG)
         balanced = force_balanced(problem, outside_s_MG=head_s_MG)
@@ -120,7 +120,7 @@ class Judge:
 
     @property
     def static_s(self) -> float:
-        """Seconds of the stage with static placement."""
+        """Seconds of the stage with experts at home."""
         return float(self.unplanned.gains()["static_s"])
 
     @property

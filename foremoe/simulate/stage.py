@@ -1,4 +1,4 @@
-"""`simulate`: one stage of one EP group as a timeline of its plan; `StageRun` is the same pass by pass, for pipelines."""
+"""`simulate`: one stage of one EP group as a timeline of its plan; `StageRun` runs it pass by pass, for pipelines."""
 
 import dataclasses
 
@@ -24,16 +24,16 @@ def simulate(
 ) -> Simulation:  # fmt: skip
     """Simulates the timeline of a plan on the problem's cluster; deterministic, with the constants of the cost model.
 
-    Ranks run the plan's schedule. In every use attention comes first, all wait for the late rank, tokens are exchanged, each rank
-    waits for its replicas' weights, experts run, tokens come back. Behind that copies start, `prefetch` uses ahead if their
-    buffer is free, one after the other on a link, and pause while an exchange needs the link. Replica gradients go home during
-    what follows. See docs/simulator.md.
+    Ranks run the plan's schedule. In every use they run attention, wait for the slowest rank, dispatch tokens, wait for their
+    replicas' weights, run experts and combine. Meanwhile copies start up to `prefetch` uses ahead if their buffer is free, one
+    after the other on a link, and pause while an exchange needs the link. Replica gradients are returned during later uses. See
+    docs/simulator.md.
 
     Args:
         problem: Problem with counts by source rank.
-        plan: Plan of this problem. Where its homes move, weights take no time: it is only scored.
-        prefetch: Uses that a copy may be ahead, as in `Engine`.
-        known: "rollout": the plan is known before the stage; "router": a layer's load is known when its router has run, so that
+        plan: Plan of this problem. If it moves homes, weights take no time: it is only scored.
+        prefetch: Number of uses that a copy may start ahead, as in `Engine`.
+        known: "rollout": the plan is known before the stage; "router": a layer's load is known only after its router, so that
             planning and the copies for its forward are exposed.
         plan_s: Seconds of exposed planning per forward of a layer.
         share_links: Whether copies wait for exchanges on their link class. If False, they have their own links.
@@ -42,8 +42,8 @@ def simulate(
         full_stores: Whether host stores are full when the stage begins, as after a stage on the same weights.
 
     Raises:
-        InputError: Plan and problem do not fit, the problem has no counts by source rank, or a relay's source lacks its expert.
-        PlanError: The plan breaks a law.
+        InputError: Plan and problem do not match, the problem has no counts by source rank, or a relay's source lacks its expert.
+        PlanError: The plan violates a law.
 
     Example:
         >>> from foremoe.simulate import simulate
@@ -61,7 +61,7 @@ def simulate(
 
 
 def force_balanced(problem: Problem, *, outside_s_MG: Array | None = None) -> Simulation:
-    """Simulates the stage with the same tokens and even routing, experts at home: what perfect balance alone would give.
+    """Simulates the stage with the same tokens, even routing and experts at home: the time of perfect balance alone.
 
     Example:
         >>> from foremoe.simulate import force_balanced, simulate
@@ -89,7 +89,7 @@ def even_routing(problem: Problem) -> Problem:
 
 
 class StageRun:
-    """One stage that runs pass by pass; `simulate` runs all passes, a pipeline in the order of their dependencies.
+    """One stage that runs pass by pass: `simulate` runs all passes, a pipeline in the order of their dependencies.
 
     Attributes:
         num_passes: Passes of the schedule.
@@ -126,7 +126,7 @@ class StageRun:
         self._state, self._record = empty_state(problem, self._stage), empty_record(num_uses, problem.G)
 
     def run_pass(self, x: int, ready_s: float = 0.0, outside_s_MG: Array | None = None) -> float:
-        """Runs pass `x`, not before `ready_s`; returns when it is over on all ranks. Passes run in order."""
+        """Runs pass `x`, not before `ready_s`; returns when it ends on all ranks. Passes must run in order."""
         state, ratio = self._state, self._stage.window_ratio
         kernel.hold(ready_s, kernel.BUBBLE, state)
         backward = self._phase_X[x] == Phase.BACKWARD
@@ -142,7 +142,7 @@ class StageRun:
         return float(state.clock[kernel.NOW])
 
     def settled_s(self) -> float:
-        """Returns when the passes so far are over and their gradients home."""
+        """Returns the time at which the passes so far are over and their gradients are home."""
         return max(float(self._state.clock[kernel.NOW]), float(self._return_seconds()[1].max(initial=0.0)))
 
     def finish(self, end_s: float = 0.0) -> Simulation:

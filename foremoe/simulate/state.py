@@ -1,4 +1,4 @@
-"""What the simulator's clockwork reads and writes: stage, copies, gradient returns, clocks, and the record of what happened."""
+"""The simulator's data: stage, copies, gradient returns, clocks, and the record of events."""
 
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ from foremoe.base.arrays import Array
 
 
 class Stage(NamedTuple):
-    """What is known before the stage runs; times in seconds."""
+    """Inputs that are known before the stage runs; times in seconds."""
 
     row_U: Array
     micro_step_U: Array
@@ -32,7 +32,7 @@ class Stage(NamedTuple):
 
 
 class Fills(NamedTuple):
-    """Experts on their way to host stores."""
+    """Experts that are being copied to host stores."""
 
     home_F: Array
     writer_F: Array  # rank that writes the store: the home, or one of another node
@@ -69,7 +69,7 @@ class Returns(NamedTuple):
 
 
 class State(NamedTuple):
-    """The clockwork between two uses."""
+    """The simulator's state between two uses."""
 
     clock: Array  # NOW, and how long exchanges kept each link class busy so far
     parts: Array
@@ -86,7 +86,7 @@ class State(NamedTuple):
 
 
 class Record(NamedTuple):
-    """What is kept for the timeline."""
+    """The events that a timeline needs."""
 
     time_6U: Array  # start, window, dispatched, ready, computed, end
     window_UG: Array

@@ -1,7 +1,7 @@
-"""What a stage takes besides its MoE layers, and what of a whole training step it is: each term a closed form.
+"""Time of a stage outside its MoE layers, and its share of a training step, in closed form.
 
-Terms are the same for every planner, so they dilute gains. None of them overlaps another: where a trainer hides the reduction
-behind backward, `reduction_seconds` is an upper bound.
+These terms are the same for every planner, so they dilute gains. No overlap between them is assumed: if a trainer overlaps the
+reduction with backward, `reduction_seconds` is an upper bound.
 """
 
 from typing import Any
@@ -22,8 +22,8 @@ from foremoe.problem.problem import Problem
 def head_seconds(problem: Problem) -> Array:
     """Returns the seconds of one forward of the head and of the dense layers before the first MoE layer, float64 [M, G].
 
-    The head takes 2 FLOPs per weight and token, at attention's efficiency. 0 of what the problem lacks the end layer of, or
-    where sizes are not known. Looking up the embedding takes no time.
+    The head takes 2 FLOPs per weight and token, at attention's efficiency. Parts of the model that the problem does not have, or
+    whose sizes are not known, count 0. Looking up the embedding takes no time.
     """
     model, cluster = problem.model, problem.cluster
     out_MG = np.zeros((problem.M, problem.G))
@@ -41,9 +41,9 @@ def head_seconds(problem: Problem) -> Array:
 def reduction_seconds(problem: Problem, trainer: Trainer) -> float:
     """Returns the seconds of reducing gradients and gathering new weights between ranks that hold the same parameters.
 
-    Gradients are reduce-scattered and weights all-gathered, (n - 1)/n of their bytes each. Experts go between EP groups (n is
-    `trainer.data_parallel`), every rank over its own NIC; all else goes between all D ranks, inside nodes by peer links and
-    between nodes over all NICs of a node at once, side by side. 0 in the recompute stage.
+    Gradients are reduce-scattered and weights all-gathered, (n - 1)/n of their bytes each. Experts are reduced between EP groups
+    (n is `trainer.data_parallel`), every rank over its own NIC; all else between all D ranks, inside nodes by peer links and in
+    parallel between nodes over all NICs of a node. 0 in the recompute stage.
     """
     if problem.stage != "update":
         return 0.0
@@ -61,9 +61,9 @@ def reduction_seconds(problem: Problem, trainer: Trainer) -> float:
 
 
 def optimizer_seconds(problem: Problem, trainer: Trainer) -> float:
-    """Returns the optimizer's seconds on one rank: reading and writing state, gradient and weight at the memory's bandwidth.
+    """Returns the optimizer's seconds on one rank: reading and writing state, gradient and weight at memory bandwidth.
 
-    0 in the recompute stage, where the state lies in host memory, and where the cluster does not know the bandwidth.
+    0 in the recompute stage, if the state is in host memory, and if the cluster does not know the bandwidth.
     """
     bandwidth = problem.cluster.memory_bytes_per_s
     if problem.stage != "update" or bandwidth is None or not trainer.optimizer_bytes:
@@ -89,8 +89,8 @@ def against(stage_s: float | None, static_s: float | None, balanced_s: float | N
 def replacement_seconds(problem: Problem, plan: Plan) -> float:
     """Returns the seconds that a plan which re-places experts needs to move weights and, in update, gradients.
 
-    Every slot whose expert changes from one micro-step to the next counts, spread evenly over all links, and none of it overlaps
-    compute. 0 for plans that keep homes, whose copies the timeline has.
+    Every slot whose expert changes from one micro-step to the next counts; moves are spread evenly over all links, and none
+    overlaps with compute. 0 for plans that keep homes, whose copies the timeline has.
     """
     if plan.executable:
         return 0.0

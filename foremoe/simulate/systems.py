@@ -1,4 +1,4 @@
-"""EP groups of one stage, and planners side by side on them, each with its own knowledge and prefetch."""
+"""Compares planners on the EP groups of one stage, each with its own foresight and prefetch."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -35,10 +35,10 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class System:
-    """One row of the comparison: a planner, and what it knows when.
+    """A planner to compare, and when it knows loads.
 
     Attributes:
-        planner: With its home level; the pack level has no part, the groups are dealt already.
+        planner: Planner with its home level; its pack level is ignored, because groups are packed already.
         known: This, `plan_s` and `prefetch` are options of `simulate`.
         changes: Fields of the problem that this system changes (``replicas``, ``redundant``, ``slot_depth``).
         even: Whether routing is forced to be even; the planner is then not used.
@@ -79,28 +79,28 @@ def simulate_systems(
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Plans and simulates every EP group with every system.
 
-    EP groups meet at the end of the stage (gradients are synchronised), so the slowest one is its length. Homes are decided for
-    all of them together: they hold the same layers.
+    EP groups wait for each other at the end of the stage, to synchronise gradients, so the slowest one sets its length. Homes are
+    chosen for all groups together, because they hold the same layers.
 
     Args:
         groups: EP groups of one stage, each with its own load.
         pp: Pipeline ranks that the layers are split over.
         vpp: Chunks of each pipeline rank.
         history_LE: As in `compare`, or one for each group.
-        trainer: What lies around the stage. Default: `Trainer` with these EP groups.
-        progress: Called with (system, groups done, groups in all).
+        trainer: Optimizer, EP groups and time outside the stage. Default: `Trainer` with these EP groups.
+        progress: Called with (system, groups done, number of groups).
 
     Returns:
         One dict per system: ``solver``, `FIGURES` over all groups (skews over all rows, peaks over all ranks; other figures are
         means of groups; closed-form times are the slowest group's and pipeline rank's), ``simulated_stage_s`` (with moves of
-        homes, reduction and optimizer), the parts of the slowest group's stage, ``moves_s`` (experts that change their home, all
-        exposed, this stage's share of them, see `Trainer.micro_steps`; and `replacement_seconds`), ``reduction_s`` and
-        ``optimizer_s`` (see `step`), ``fill_s`` (what filling host stores adds), ``executable`` (False where experts are
+        homes, reduction and optimizer), the parts of the slowest group's stage, ``moves_s`` (this stage's share of moving homes,
+        all exposed, see `Trainer.micro_steps`; and `replacement_seconds`), ``reduction_s`` and
+        ``optimizer_s`` (see `step`), ``fill_s`` (time that filling host stores adds), ``executable`` (False where experts are
         re-placed, which no engine runs), ``tokens_per_s_per_rank``, ``speedup_vs_static`` (of the stage),
-        ``step_speedup`` (of the whole step; None unless the trainer says what lies outside), ``step_speedup_at`` (of steps of
-        which so many percent lie outside; these three are None without static), ``share_of_balanced`` (stage time of even
-        routing over this one's; None without that row) and ``groups``. Figures speak of all micro-steps: one without history is
-        static. A system that does not plan the groups (`Planner.refusal`) has None for every figure, and a ``note``.
+        ``step_speedup`` (of the whole step; None unless the trainer gives the time outside), ``step_speedup_at`` (of steps with
+        these percentages outside; these three are None without static), ``share_of_balanced`` (stage time of even
+        routing over this one's; None without that row) and ``groups``. Figures cover all micro-steps: one without history is
+        static. A system that cannot plan the groups (`Planner.refusal`) has None for every figure, and a ``note``.
 
     Raises:
         InputError: There are no groups, or no system plans them.
@@ -199,7 +199,7 @@ def _homes(system: System, posed: Sequence[Problem], history: Sequence[Array | N
 
 
 def home_moves_L(problem: Problem, home_LE: Array, home: object) -> Array:
-    """float64 [L]: seconds that moving experts to these homes takes; `home` may say how much state travels with a weight."""
+    """float64 [L]: seconds to move experts to these homes; `home` may say how much state travels with a weight."""
     return price_L(problem, home_LE, getattr(home, "state_bytes", Anneal().state_bytes))
 
 

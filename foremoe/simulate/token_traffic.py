@@ -1,4 +1,4 @@
-"""How many messages exchanges by node take, counted token by token where the routing of single tokens is known."""
+"""Counts the messages of exchanges by node token by token, if the routing of every token is known."""
 
 import functools
 from typing import NamedTuple
@@ -20,10 +20,10 @@ from foremoe.problem.problem import Problem
 def counted_messages(problem: Problem, plan: Plan) -> tuple[Array, Array]:
     """int32 [N, 2, G] each: messages out of and into every rank by peer link and by RDMA, in one dispatch of every row.
 
-    As `foremoe.runtime.remap` does, the first tokens of a source that chose an expert go to its first slot.
+    As in `foremoe.runtime.remap`, the first tokens of a source that chose an expert go to its first slot.
 
     Raises:
-        InputError: The tokens are not those of the problem's load.
+        InputError: The tokens do not match the problem's load.
     """
     routed, node_G = problem.routed, problem.cluster.node_of_rank_G
     forward_VG = problem_rows(problem).ranks.forward_VG

@@ -1,4 +1,4 @@
-"""Simulated stages as a trace for Perfetto: ranks, links, and arrows from every copy to its use."""
+"""Writes simulated stages as a trace for Perfetto: ranks, links, and arrows from every copy to its use."""
 
 from collections.abc import Mapping
 from itertools import pairwise
@@ -32,13 +32,13 @@ class _Arrival(NamedTuple):
 
 
 def trace(runs: Mapping[str, tuple[Plan, Simulation]]) -> TraceEvents:
-    """Writes simulated stages as one trace: a group for each name, a track for each rank, and its incoming copies below.
+    """Makes one trace of simulated stages: a group for each name, a track for each rank, and its incoming copies below.
 
     Args:
         runs: Plan and simulation by name, such as ``{"static": (plan, simulation), "planned": ...}``.
 
     Raises:
-        InputError: A simulation is not of its plan, or there are too many events for a viewer.
+        InputError: A simulation does not belong to its plan, or there are too many events for a viewer.
     """
     out = TraceEvents()
     for pid, (name, (plan, simulation)) in enumerate(runs.items(), 1):
@@ -152,7 +152,7 @@ def _each_rank(*times: Array | float) -> Array:
 
 
 def reforwarded_alone(plan: Plan) -> Array:
-    """bool [L]: layers whose re-forward belongs to their backward use; blocks of several have uses of their own for it."""
+    """bool [L]: layers that are recomputed in their backward use; layers of larger blocks have separate uses for it."""
     schedule = plan.header.schedule
     if not schedule.reforward or schedule.block_L is None:
         return np.full(plan.L, schedule.reforward)

@@ -1,4 +1,4 @@
-"""How long the exchanges of every row keep the links busy: tokens to their experts, by link class."""
+"""Time that the exchanges of every row keep the links busy, by link class."""
 
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ from foremoe.simulate.token_traffic import counted_messages
 
 
 class Exchange(NamedTuple):
-    """Seconds of one dispatch per row; combine, and both of backward, send the same pairs or their way back."""
+    """Seconds of one dispatch per row; combine and both exchanges of backward send the same pairs, in either direction."""
 
     peer_N: Array  # busiest rank and direction
     rdma_N: Array  # busiest NIC and direction
@@ -30,9 +30,9 @@ class Exchange(NamedTuple):
 
 
 def exchange(problem: Problem, plan: Plan, weight_N: Array) -> Exchange:
-    """The exchanges of every row of a plan, by the split law; a row dispatches `weight_N` (int64) times.
+    """Returns the exchanges of every row of a plan, by the split law; a row dispatches `weight_N` (int64) times.
 
-    Where a token travels once per node, messages are counted if the problem has its tokens, else estimated: see `reached`.
+    If a token is sent once per node, messages are counted if the problem has its tokens, else estimated: see `reached`.
     """
     load_NGE = problem.load_NGE
     if load_NGE is None:

@@ -1,4 +1,4 @@
-"""Artificial routing: counts for many ranks at once, and whole sequences."""
+"""Synthetic routing: counts for many ranks at once, and whole sequences."""
 
 from foremoe.synthetic.counts import Regime, synthetic_workload
 from foremoe.synthetic.imbalance import IMBALANCES, imbalance_workload

@@ -1,4 +1,4 @@
-"""Artificial load in named regimes: how skewed, how fast it moves, how much the source ranks differ."""
+"""Synthetic load in named regimes: how skewed it is, how fast it changes, how much the source ranks differ."""
 
 from __future__ import annotations
 
@@ -33,27 +33,27 @@ class Regime:
     """How load is distributed; ``Regime.preset`` has named ones. Spreads are standard deviations of log probability.
 
     Attributes:
-        sigma: Spread of popularity over the experts of a layer, the part that all micro-steps and domains share.
-        groups: Groups of neighbouring experts: the routing groups of the model, or as many as ranks that run hot as a whole.
-        group_std: Spread of the popularity that the experts of a group share. With it, hot experts lie together on one rank.
+        sigma: Spread of popularity over the experts of a layer, in the part that all micro-steps and domains share.
+        groups: Groups of neighbouring experts: the routing groups of the model, or one per rank to make whole ranks hot.
+        group_std: Spread of the popularity that the experts of a group share; above 0, hot experts are together on one rank.
         layer_std: Spread over the layers of the log of a factor on sigma, group_std and domain_std.
         bend: 0 for lognormal popularity; above, a standard normal z becomes (z - bend*(z^2 - 1)) / sqrt(1 + 2*bend^2): the
-            same spread with few very popular and more neglected experts, as balanced training leaves them.
+            same spread with few highly popular and more neglected experts, as after balanced training.
         burst_chance: Chance per layer and micro-step (counts) or run of a domain (tokens) that one random expert is more popular.
         burst_factor: Factor by which it is more popular.
-        kappa: Counts; a micro-step's popularity is Dirichlet with alpha = kappa*E*p: the higher, the closer to p.
+        kappa: Counts: a micro-step's popularity is Dirichlet with alpha = kappa*E*p: the higher, the closer to p.
         walk_std: Counts: spread of a stationary walk of log popularity.
-        walk_ar: Counts: its correlation from step to step.
-        source_kappa: Counts; a source rank's popularity is Dirichlet with alpha = source_kappa*E*q.
-        domains: Tokens; kinds of sequences, each with a popularity of its own.
-        domain_std: Tokens; spread of a domain's popularity around the shared one.
-        domain_run: Tokens; mean tokens that sequences of one domain make in a row: 1 mixes the domains, many keep them apart.
-        domain_length_std: Tokens; spread between domains of log mean sequence length.
-        sequence_std: Tokens; spread of a sequence's popularity around its domain's.
-        length_std: Tokens; spread of log sequence length in a domain.
+        walk_ar: Counts: correlation of the walk from step to step.
+        source_kappa: Counts: a source rank's popularity is Dirichlet with alpha = source_kappa*E*q.
+        domains: Tokens: kinds of sequences, each with its own popularity.
+        domain_std: Tokens: spread of a domain's popularity around the shared one.
+        domain_run: Tokens: mean tokens in consecutive sequences of one domain: 1 mixes the domains, many keep them apart.
+        domain_length_std: Tokens: spread between domains of log mean sequence length.
+        sequence_std: Tokens: spread of a sequence's popularity around its domain's.
+        length_std: Tokens: spread of log sequence length in a domain.
 
     Raises:
-        InputError: A figure out of range.
+        InputError: A figure is out of range.
     """
 
     sigma: float
@@ -121,7 +121,7 @@ def synthetic_workload(
     model: str | Model, *, num_ranks: int, tokens_per_rank: int, micro_steps: int, regime: str | Regime = "mid", seed: int = 0,
     num_layers: int | None = None, stage: str = "update",
 ) -> Workload:  # fmt: skip
-    """Makes seeded counts without tokens, for many ranks and layers at once.
+    """Generates seeded counts without tokens, for many ranks and layers at once.
 
     Per layer: popularity as `Regime` says; a walk of its logarithm over the micro-steps; bursts; a Dirichlet draw per
     micro-step, no expert above 0.9/K; a Dirichlet draw per source rank, none above 0.95/K (the excess is spread over the other
@@ -131,14 +131,14 @@ def synthetic_workload(
     Args:
         model: A `Model`, or the name of a preset.
         regime: A `Regime`, or the name of one.
-        num_layers: Only the first layers; a layer's counts do not depend on it.
+        num_layers: Generates only the first layers; a layer's counts do not depend on it.
         seed: A whole number >= 0.
 
     Returns:
         A workload of `micro_steps` micro-steps; sequence lengths are not known, so `attention_MG` is zero.
 
     Raises:
-        InputError: An unknown name or a number out of range.
+        InputError: A name is unknown, or a number is out of range.
 
     Example:
         >>> made = foremoe.synthetic_workload("gpt-oss-20b", num_ranks=8, micro_steps=2, tokens_per_rank=512, seed=0)
@@ -181,12 +181,12 @@ def _layer_counts(rng: np.random.Generator, regime: Regime, model: Model, M: int
 
 
 def layer_factor(rng: np.random.Generator, regime: Regime) -> float:
-    """How much more or less a layer's popularity is spread than the mean layer's: 1 on average."""
+    """Factor on the spread of a layer's popularity: 1 on average over layers."""
     return float(np.exp(regime.layer_std * rng.standard_normal() - 0.5 * regime.layer_std**2))
 
 
 def group_heat(rng: np.random.Generator, regime: Regime, num_experts: int) -> Array:
-    """float64 [E]: log popularity that the experts of a routing group share; groups are E/groups experts in a row."""
+    """float64 [E]: log popularity that the experts of a routing group share; a group is E/groups consecutive experts."""
     if not regime.group_std:
         return np.zeros(num_experts)
     group_E = np.arange(num_experts) * regime.groups // num_experts
@@ -194,7 +194,7 @@ def group_heat(rng: np.random.Generator, regime: Regime, num_experts: int) -> Ar
 
 
 def bent(z: Array, bend: float) -> Array:
-    """Standard normal deviates with mean 0 and spread 1 kept and the upper tail shortened; see `Regime.bend`."""
+    """Shortens the upper tail of standard normal deviates, keeping mean 0 and spread 1; see `Regime.bend`."""
     return (z - bend * (z * z - 1.0)) / np.sqrt(1.0 + 2.0 * bend * bend)
 
 
@@ -207,7 +207,7 @@ def softmax(log_XE: Array) -> Array:
 def capped(weight_XE: Array, cap: float) -> Array:
     """Probabilities in proportion to `weight_XE` along the last axis, none above `cap` (or 1/E where that is more).
 
-    What lies above the cap goes to the others in proportion, until none is above. A row of zeros becomes uniform.
+    The excess over the cap goes to the others in proportion, until none is above. A row of zeros becomes uniform.
     """
     E = weight_XE.shape[-1]
     cap = max(cap, 1.0 / E)
@@ -230,14 +230,14 @@ def capped(weight_XE: Array, cap: float) -> Array:
 
 
 def resolve(model: str | Model, regime: str | Regime) -> tuple[Model, Regime]:
-    """The values that two names stand for."""
+    """Returns the values that two names stand for."""
     if not isinstance(model, Model):
         model = Model.preset(model)
     return model, regime if isinstance(regime, Regime) else Regime.preset(regime)
 
 
 def layer_count(num_layers: int | None, model: Model) -> int:
-    """How many layers to generate: all, or the first `num_layers`."""
+    """Returns the number of layers to generate: all, or the first `num_layers`."""
     if num_layers is None:
         return model.num_layers
     layers = whole(num_layers, "num_layers")

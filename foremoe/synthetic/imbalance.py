@@ -1,9 +1,9 @@
 """Eight named imbalances, each with one cause: the workloads W0 to W7 of Megatron-LM's token-imbalance benchmark, as counts.
 
 Pull request 7488 of Megatron-LM proposes them. Its figures are kept: a hot set of a quarter of the experts, drawn by three tokens
-of four; half of the experts idle; a hot spot that moves every three steps; bursts for half the tokens of every fourth step. Ours:
-steps are micro-steps; the hot set of W1 is drawn at random per layer, and that of W3 is every fourth expert, so that W1 to W3
-differ in place alone; source ranks of W4 have 1.5 to 0.5 times the mean tokens.
+of four; half of the experts idle; a hot spot that moves every three steps; bursts for half the tokens of every fourth step. Our
+choices: steps are micro-steps; the hot set of W1 is drawn at random per layer, and that of W3 is every fourth expert, so that
+W1 to W3 differ only in place; source ranks of W4 have 1.5 to 0.5 times the mean tokens.
 """
 
 import numpy as np
@@ -31,13 +31,13 @@ def imbalance_workload(
     model: str | Model, name: str, *, num_ranks: int, tokens_per_rank: int, micro_steps: int, seed: int = 0,
     num_layers: int | None = None, stage: str = "update",
 ) -> Workload:  # fmt: skip
-    """Makes seeded counts of one named imbalance; every token has top-k distinct experts.
+    """Generates seeded counts of one named imbalance; every token has top-k distinct experts.
 
     Args:
         model: A `Model`, or the name of a preset.
         name: One of
 
-            * ``"balanced"`` (W0): pairs are dealt to the experts in turn;
+            * ``"balanced"`` (W0): pairs go to the experts in turn;
             * ``"hot-expert-set"`` (W1): three tokens of four draw from a quarter of the experts, anywhere;
             * ``"hot-rank"`` (W2): from the first quarter, so from the homes of the first ranks;
             * ``"spread-hot-experts"`` (W3): from every fourth expert;
@@ -46,14 +46,14 @@ def imbalance_workload(
             * ``"rotating-hot-spot"`` (W6): as W2, and the hot quarter is the next one after every three micro-steps;
             * ``"burst"`` (W7): all draw from all experts, but in every fourth micro-step half of them as in W2.
         tokens_per_rank: Tokens of a source rank in a micro-step; in W4 on average.
-        num_layers: Only the first layers; a layer's counts do not depend on it.
+        num_layers: Generates only the first layers; a layer's counts do not depend on it.
         seed: A whole number >= 0.
 
     Returns:
         A workload of `micro_steps` micro-steps; sequence lengths are not known, so `attention_MG` is zero.
 
     Raises:
-        InputError: An unknown name or a number out of range.
+        InputError: A name is unknown, or a number is out of range.
     """
     model = Model.preset(model) if isinstance(model, str) else model
     if name not in IMBALANCES:
@@ -111,10 +111,10 @@ def _in_turn(pairs_G: Array, E: int) -> Array:
 
 
 def distinct_counts(rng: np.random.Generator, tokens_X: Array, num_experts: int, num_topk: int) -> Array:
-    """Counts of tokens that each draw `num_topk` distinct experts, all sets alike: int64 [X, P], drawn exactly.
+    """Draws counts of tokens that each have `num_topk` distinct experts, all sets equally likely: int64 [X, P].
 
-    Experts come one by one; a token with j choices left takes the next of p experts that are left with probability j / p, and
-    only how many tokens have how many choices left matters.
+    Experts are drawn one by one; a token with j choices left takes the next of the p remaining experts with probability j / p, so
+    only the numbers of tokens by remaining choices matter. The draw is exact.
     """
     choices_J = np.arange(num_topk + 1)
     waiting_XJ = np.zeros((len(tokens_X), num_topk + 1), np.int64)

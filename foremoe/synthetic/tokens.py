@@ -1,9 +1,9 @@
-"""Artificial routing, token by token: sequences of several domains, with distinct experts per token.
+"""Synthetic routing, token by token: sequences of several domains, with distinct experts per token.
 
-Two regimes are fitted to recorded routing, dealt in file order to micro-steps of 4096 tokens: ``gpt-oss-like`` to 703 responses
-of gpt-oss-20b to prompts of 11 data sets (306 tokens on average), ``esft-like`` to four tasks of DeepSeek-V2-Lite one after the
-other (213 sequences of 156 tokens). Recorded / generated, mean of seeds 10 to 21, which the fit did not see; see
-`foremoe.workload.skew` for the figures:
+Two regimes are fitted to recorded routing, packed in file order into micro-steps of 4096 tokens: ``gpt-oss-like`` to 703
+responses of gpt-oss-20b to prompts of 11 data sets (306 tokens on average), ``esft-like`` to four tasks of DeepSeek-V2-Lite one
+after the other (213 sequences of 156 tokens). The table has recorded / generated statistics (see `foremoe.workload.skew`), as
+means of seeds 10 to 21, which the fit did not see:
 
 ==================  ==============  ==============  ==============  ==============
 statistic           gpt-oss, G = 8  gpt-oss, G = 16 ESFT, G = 8     ESFT, G = 16
@@ -15,8 +15,8 @@ log_spread          1.147 / 1.052   1.147 / 1.052   0.510 / 0.533   0.510 / 0.53
 source_distance     0.222 / 0.220   0.251 / 0.261   0.092 / 0.081   0.104 / 0.112
 ==================  ==============  ==============  ==============  ==============
 
-A single seed moves skew_mean by 4 % and skew_p99 by 5 to 15 %. The tests hold the mean of four seeds to 8 % (skew_mean), 12 %
-(skew_p99), 0.05 (step_correlation), 10 % (log_spread) and 30 % (source_distance).
+A single seed moves skew_mean by 4 % and skew_p99 by 5 to 15 %. The tests allow the mean of four seeds an error of 8 %
+(skew_mean), 12 % (skew_p99), 0.05 (step_correlation), 10 % (log_spread) and 30 % (source_distance).
 """
 
 import numpy as np
@@ -40,25 +40,25 @@ def synthetic_trace(
     model: str | Model, *, num_sequences: int = 192, mean_length: float = 400.0, regime: str | Regime = "mid",
     domains: int | None = None, num_layers: int | None = None, seed: int = 0,
 ) -> RoutingTrace:  # fmt: skip
-    """Makes seeded routing of whole sequences, as a rollout would record it.
+    """Generates seeded routing of whole sequences, as a rollout would record it.
 
-    Sequences come in runs of one domain, so that the mix of domains moves along the file. Every domain has a popularity of
-    experts per layer, part of it shared by all; a sequence varies it, and a run may burst (see `Regime`). A token's K experts
-    are drawn without repeats by systematic sampling: expert e with chance exactly K*q_e, at most 0.95.
+    Sequences come in runs of one domain, so that the mix of domains changes along the file. Every domain has its popularity of
+    experts per layer, part of it shared by all; sequences vary it, and a run may burst (see `Regime`). A token's K experts are
+    drawn without repeats by systematic sampling: expert e with probability exactly K*q_e, at most 0.95.
 
     Args:
         model: A `Model`, or the name of a preset.
         mean_length: Mean tokens per sequence before rounding; lengths are lognormal, up to 4 times the mean.
         regime: A `Regime`, or the name of one.
-        domains: Number of domains instead of the regime's; 1 is the control, where history predicts load.
-        num_layers: Only the first layers; a layer's routing does not depend on it.
+        domains: Number of domains, in place of the regime's; 1 is the control, in which history predicts load.
+        num_layers: Generates only the first layers; a layer's routing does not depend on it.
         seed: A whole number >= 0.
 
     Returns:
-        A trace without router weights, every token known.
+        A trace without router weights, with every token known.
 
     Raises:
-        InputError: An unknown name or a number out of range.
+        InputError: A name is unknown, or a number is out of range.
 
     Example:
         >>> foremoe.synthetic_trace("gpt-oss-20b", num_sequences=4, num_layers=2, seed=0).topk_TLK.shape
@@ -124,10 +124,10 @@ def _layer_popularity(rng: np.random.Generator, regime: Regime, model: Model, D:
 
 @kernel
 def systematic_topk(cumulative_QE, order_QE, cut_Q, uniform_T, layer, topk_TLK):
-    """Fills ``topk_TLK[:, layer]``: expert e where the cumulative chances pass u, u+1, .. u+K-1.
+    """Fills ``topk_TLK[:, layer]`` with experts e at which the cumulative probabilities pass u, u+1, .. u+K-1.
 
     `cumulative_QE` ends at K in every row and grows by at most 1 per expert, so that a token's experts are distinct;
-    `order_QE` tells which expert each of its columns stands for.
+    `order_QE` maps its columns to experts.
     """
     num_topk = topk_TLK.shape[2]
     num_sequences, num_experts = cumulative_QE.shape

@@ -1,6 +1,6 @@
-"""What authors of solvers and backends test with: strategies, conformance suites and the reference executor.
+"""Test tools for authors of solvers and backends: strategies, conformance suites and the reference executor.
 
-Names are loaded on first use: the reference executor needs no hypothesis, the suites need hypothesis and pytest.
+Names are loaded on first use: the suites need hypothesis and pytest, the reference executor does not.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""Conformance suite of the path level, which finishes a plan; used like `SolverTests`."""
+"""Conformance suite of the path level; use it like `SolverTests`."""
 
 import dataclasses
 from typing import Any, ClassVar
@@ -21,11 +21,11 @@ from foremoe.testing.strategies import problems
 
 
 class PathSolverTests:
-    """Laws of `PathSolver`: the same copies, links that lead there, sources that have the expert; pure and deterministic.
+    """Laws of `PathSolver`: copies stay the same, links lead to them, sources hold the expert; pure and deterministic.
 
     Attributes:
         solver: The instance under test.
-        limits: Narrower options for `problems`, for solvers too slow for the default sizes.
+        limits: Narrower options for `problems`, for solvers that are too slow for the default sizes.
     """
 
     solver: ClassVar[PathSolver]

@@ -1,4 +1,4 @@
-"""Prints a Problem as an expression to paste: ``from foremoe import *`` knows every name in it."""
+"""Formats a Problem as an expression to paste; ``from foremoe import *`` provides every name in it."""
 
 import dataclasses
 from typing import Any
@@ -16,8 +16,8 @@ from foremoe.workload.dealing import Dealt
 def describe(problem: Problem) -> str:
     """Returns an expression that evaluates to the same problem, byte for byte.
 
-    Uses foremoe's public names, and `Dealt` from ``foremoe.workload`` where sequences were dealt whole. Fields at their default
-    are left out; arrays are written as lists, whose dtype the constructors restore.
+    Uses foremoe's public names, and `Dealt` from ``foremoe.workload`` if sequences were packed whole. Default values are left
+    out; arrays are written as lists, whose dtype the constructors restore.
     """
     return _text(problem)
 

@@ -1,4 +1,4 @@
-"""What a process of `foremoe.testing.ranks.RankPool` runs, and how it and its parent write to each other."""
+"""Runs in the processes of `foremoe.testing.ranks.RankPool`, and exchanges messages with their parent."""
 
 import contextlib
 import io
@@ -22,7 +22,7 @@ from foremoe.distributed.group import TorchGroup
 
 
 def serve(rank: int, port: int, connection: Connection) -> None:
-    """A rank's whole life: calls what it is sent until it is sent nothing."""
+    """Runs a rank: calls the functions that it receives until it receives none."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its ranks itself
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)

@@ -7,7 +7,7 @@
 
     run_threads(sums, 3, 10)                     # [30, 30, 30]: one ThreadGroup
     get_pool(2).run(sums, 10)                    # [10, 10]: one TorchGroup over gloo
-    run_processes(sums, 2, 10)                   # the same on processes that nobody else uses, which may be killed
+    run_processes(sums, 2, 10)                   # the same on separate processes, which may be killed
 """
 
 import atexit
@@ -31,7 +31,7 @@ START_S = 120.0  # a rank that has to import torch on a busy machine takes long
 
 
 class RankDied(RuntimeError):
-    """A rank ended, or had to be killed, without a result."""
+    """A rank died, or had to be killed, without a result."""
 
 
 def run_threads(
@@ -40,9 +40,9 @@ def run_threads(
     """Calls ``fn(group, *args)`` on one thread per rank, with a `ThreadGroup`, and returns the results by rank.
 
     Args:
-        timeout_s: Seconds a rank waits for another one (`Group.timeout_s`).
-        limit_s: Seconds for the whole call; then `RankDied` is raised, and the thread of a busy rank is left behind.
-        errors: Whether to return exceptions as results. Otherwise the first error is raised, with a note that names the rank.
+        timeout_s: Seconds that a rank waits for another one (`Group.timeout_s`).
+        limit_s: Seconds for the whole call; then `RankDied` is raised, and the thread of a busy rank keeps running.
+        errors: Whether to return exceptions as results. If False, the first error is raised, with a note that names the rank.
     """
     return _results(*_on_threads(fn, num_ranks, args, timeout_s, limit_s), errors)
 
@@ -78,13 +78,13 @@ def _on_threads(
 
 
 class RankPool:
-    """Rank processes that stay for many calls: starting one costs seconds, a call milliseconds.
+    """Rank processes that serve many calls, because starting one takes seconds and a call milliseconds.
 
-    Every call has a gloo process group of its own size, which is also the default group of torch.distributed in it. Ranks run
-    torch on one thread each. A call in which a rank dies or takes too long ends all ranks: the pool is unusable after it.
+    Every call has a gloo process group of its own size, which is also the default group of torch.distributed during the call.
+    Ranks run torch on one thread each. If a rank dies or takes too long, all ranks end and the pool becomes unusable.
 
     Args:
-        num_ranks: The most ranks a call may have.
+        num_ranks: Largest number of ranks in a call.
     """
 
     def __init__(self, num_ranks: int) -> None:
@@ -117,10 +117,10 @@ class RankPool:
 
         Args:
             fn: A function of a module, since it is pickled, like arguments and results.
-            num_ranks: None: all ranks, of the shared pool as many as `get_pool` was last asked for.
+            num_ranks: None: all ranks; in the shared pool, the number last requested from `get_pool`.
             timeout_s: As for `run_threads`, in the process group too.
             limit_s: Seconds for the whole call.
-            errors: As for `run_threads`; ranks that died have a `RankDied`.
+            errors: As for `run_threads`; ranks that died return a `RankDied`.
 
         Raises:
             RankDied: A rank ended or took longer than `limit_s`, now or in an earlier call.
@@ -207,7 +207,7 @@ class RankPool:
 
 
 def run_processes(fn: Callable[..., Any], num_ranks: int, *args: Any, **options: Any) -> list[Any]:
-    """Calls `RankPool.run` with these options on `num_ranks` processes of its own: for drills that end a rank."""
+    """Calls `RankPool.run` with these options on `num_ranks` separate processes, for drills that kill a rank."""
     with RankPool(num_ranks) as pool:
         return pool.run(fn, *args, **options)
 
@@ -216,7 +216,7 @@ _shared: RankPool | None = None
 
 
 def get_pool(num_ranks: int) -> RankPool:
-    """Returns the pool that all tests of this process share, with at least `num_ranks` ranks; a new one if a call ended it."""
+    """Returns the pool that all tests of this process share, with at least `num_ranks` ranks; replaces an unusable one."""
     global _shared
     if _shared is not None and (_shared.unusable or _shared.num_ranks < num_ranks):
         _shared.close()

@@ -1,7 +1,7 @@
-"""Reference executor: any plan and schedule on toy experts in per-rank buffers, slow and plain.
+"""Reference executor: runs any plan and schedule on toy experts in per-rank buffers, slowly and simply.
 
-An expert is two small matrices and a tanh in float64. Layers do not feed each other: every (token, expert) pair has an input and
-an output gradient of its own, so a fault in one row stays visible there.
+An expert is two small matrices and a tanh in float64. Layers do not feed each other: every (token, expert) pair has its own input
+and output gradient, so a fault in one row stays visible there.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ReferenceResult:
     weight_grad_LE: Array
 
     def difference(self, other: ReferenceResult) -> float:
-        """Returns the largest difference of any number; infinity where one of the two is NaN."""
+        """Returns the largest absolute difference; infinity if one of two values is NaN."""
         names = ("output_ZH", "input_grad_ZH", "weight_grad_LE")
         worst = [float(np.abs(getattr(self, name) - getattr(other, name)).max(initial=0.0)) for name in names]
         return float("inf") if np.isnan(worst).any() else max(worst)
@@ -47,14 +47,14 @@ def run_reference(plan: Plan, workload: Workload | Array, *, seed: int = 0, land
     """Executes `plan` pass by pass.
 
     Args:
-        plan: Homes in their base slots.
-        workload: The counts that were planned, or their load_MLGE.
+        plan: Must keep homes in their base slots.
+        workload: The planned counts, or their load_MLGE.
         land: ``"early"``: a copy lands as soon as its `after` is over and its source has it; ``"late"``: just before its `need`.
             A relayed copy is read from its source until its `need`, so it lands again then. A wrong `after` corrupts a result in
             one of the two.
 
     Raises:
-        InputError: The plan moves homes, or the counts are not the plan's.
+        InputError: The plan moves homes, or was made for other counts.
     """
     if land not in ("early", "late") or not plan.executable:
         raise InputError(f'land must be "early" or "late" and homes must stay; got {land!r}, homes stay: {plan.executable}.')

@@ -1,4 +1,4 @@
-"""Random valid placements and plans from a numpy generator: what the hypothesis strategies draw, usable without hypothesis."""
+"""Random valid placements and plans from a numpy generator, for the hypothesis strategies and for use without hypothesis."""
 
 import dataclasses
 
@@ -23,8 +23,8 @@ def random_placement(problem: Problem, rng: np.random.Generator, *, density: flo
     """Draws a valid placement: random replicas with random quotas, homes in place.
 
     Args:
-        density: Chance that a redundant slot is filled.
-        evenness: Parameter of the Dirichlet distribution that deals an expert's load to its slots; small: nearly all to one.
+        density: Probability that a redundant slot is filled.
+        evenness: Parameter of the Dirichlet distribution of an expert's load over its slots; small: nearly all in one.
     """
     static = problem.static()
     expert_NGS, quota_NGS = static.expert_NGS.copy(), static.quotas_NGS.copy()
@@ -54,12 +54,12 @@ def plan_of(problem: Problem, placement: Placement) -> Plan:
 
 
 def with_quotas(problem: Problem, placement: Placement, keeps_homes: bool = True) -> Placement:
-    """Fills quotas as the planner does where a solver only places."""
+    """Fills quotas as the planner does for a solver that only places experts."""
     return placement if placement.quota_NGS is not None else start.with_quotas(problem, placement, ExactSplit(), keeps_homes)
 
 
 def many_row_problem(num_rows: int) -> Problem:
-    """A seeded problem of at least `num_rows` rows on four ranks, more than one block of rows per thread."""
+    """Returns a seeded problem of at least `num_rows` rows on four ranks, more than one block of rows per thread."""
     rng, L, G, E = np.random.default_rng(0), 4, 4, 8
     M = -(-num_rows // L)
     popular_MLE = 60.0 * rng.random((M, L, E)) ** 4

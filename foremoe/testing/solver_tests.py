@@ -1,4 +1,4 @@
-"""Conformance suite of rank-level solvers: subclass it in a test file, name a solver, and pytest runs the laws on it.
+"""Conformance suite of rank-level solvers: subclass it in a test file, name a solver, and pytest checks the laws.
 
 ::
 
@@ -42,7 +42,7 @@ class SolverTests:
 
     Attributes:
         solver: The instance under test.
-        limits: Narrower options for `problems`, for solvers too slow for the default sizes.
+        limits: Narrower options for `problems`, for solvers that are too slow for the default sizes.
         many_rows: Rows of the problem that compares thread counts (256 rows make one block); 0 leaves that test out.
     """
 
@@ -56,7 +56,7 @@ class SolverTests:
             pytest.importorskip(name, reason=f"{self.solver!r} needs {name}")
 
     def problems(self, **options: Any) -> st.SearchStrategy[Problem]:
-        """Problems a rank-level solver may be called with: at least two ranks and one redundant slot."""
+        """Draws valid input of a rank-level solver: problems with at least two ranks and one redundant slot."""
         usual = {"min_ranks": 2, "max_ranks": 5, "max_base": 3, "min_redundant": 1, "max_micro_steps": 2, "max_layers": 3}
         return problems(**{**usual, **self.limits, **options})
 
@@ -184,7 +184,7 @@ class SolverTests:
 
 
 def plain_python(solver: RowSolver) -> RowSolver:
-    """The same row solver, run by the interpreter."""
+    """Returns the same row solver, run by the interpreter."""
     edit: Any = solver.edit
     body = {"edit": staticmethod(getattr(edit, "py_func", edit)), "compiled": False}
     plain = type(f"Plain{type(solver).__name__}", (type(solver),), body)

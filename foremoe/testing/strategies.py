@@ -1,6 +1,6 @@
 """Hypothesis strategies for models, clusters, schedules, problems, placements and plans: small, varied, and always valid.
 
-Structure is drawn by hypothesis and shrinks; bulk numbers come from a drawn seed. Print what failed with `describe`::
+Structure is drawn by hypothesis and shrinks; bulk numbers come from a drawn seed. Print failures with `describe`::
 
     @given(st.data())
     def test_mine(data):
@@ -40,7 +40,7 @@ ROW_KINDS = ("flat", "skewed", "sparse", "one", "zero")
 
 @st.composite
 def models(draw: st.DrawFn, *, num_experts: int | None = None) -> Model:
-    """Models of a few weights, so that one pair costs about as much as one copy."""
+    """Draws small models, for which one pair costs about as much as one copy."""
     experts = draw(st.integers(1, 8)) if num_experts is None else num_experts
     return Model(
         name="toy", num_layers=16, first_moe_layer=draw(st.sampled_from([0, 1])), num_experts=experts,
@@ -51,7 +51,7 @@ def models(draw: st.DrawFn, *, num_experts: int | None = None) -> Model:
 
 @st.composite
 def clusters(draw: st.DrawFn, *, min_ranks: int = 1, max_ranks: int = 6, symmetric: bool = False) -> Cluster:
-    """Clusters with nodes of any sizes, ranks in any order; or with `symmetric` nodes of one size, ranks in order."""
+    """Draws clusters with nodes of any sizes and ranks in any order; with `symmetric`, nodes of one size and ranks in order."""
     ranks = draw(st.integers(min_ranks, max_ranks))
     if symmetric:
         per_node = draw(st.sampled_from([d for d in range(1, ranks + 1) if ranks % d == 0]))
@@ -125,14 +125,14 @@ def problems(
     slot_depth: int | None = None, row_kinds: Sequence[str] = ROW_KINDS, sources: bool | None = None, symmetric: bool = False,
     uneven: bool = True,
 ) -> Problem:  # fmt: skip
-    """Problems of every kind that the library accepts.
+    """Draws problems of every kind that the library accepts.
 
     Args:
         max_base: Largest number of base slots per rank, so E is at most max_ranks * max_base.
         max_pairs: Largest load of one expert from one source rank.
         slot_depth: Buffers per slot; drawn from 1 to 3 by default.
-        row_kinds: What a row's load may look like; see `ROW_KINDS`.
-        sources: True or False: with or without ``load_MLGE``; default: either.
+        row_kinds: Kinds of row loads to draw; see `ROW_KINDS`.
+        sources: Whether there is ``load_MLGE``; default: either.
         symmetric: Whether nodes have one size, in order.
         uneven: Whether to include schedules with chunks of different sizes and recomputation in blocks of layers.
     """

@@ -1,4 +1,4 @@
-"""Cases of the conformance suite for transfer backends, apart from the suite: rank processes need no pytest or hypothesis."""
+"""Cases of the conformance suite for transfer backends; separate, because rank processes need no pytest or hypothesis."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class Op:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Batches of copies that are all started before the memory is looked at; every batch is one handle on each rank."""
+    """Batches of copies that all start before the memory is checked; every batch is one handle on each rank."""
 
     batches: tuple[tuple[Op, ...], ...]
     new_weights: bool = True  # home weights change before it
@@ -44,7 +44,7 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class TransferCase:
-    """What the ranks of one group copy, round by round."""
+    """The copies of the ranks of one group, round by round."""
 
     num_ranks: int
     home_LE: tuple[tuple[int, ...], ...]  # home rank of every expert
@@ -63,22 +63,22 @@ class TransferCase:
         return "\n".join(lines)
 
     def text(self, op: Op) -> str:
-        """One copy in words."""
+        """Describes one copy."""
         home, what = self.home_LE[op.layer][op.expert], f"layer {op.layer} expert {op.expert}"
         if op.gradient:
             return f"key {op.key} gradient of {what}, rank {op.rank} buffer {op.buffer} -> rank {home}"
         return f"key {op.key} {what}, rank {home} -> rank {op.rank} buffer {op.buffer}"
 
     def ends(self, op: Op) -> tuple[int, int]:
-        """Source and destination rank."""
+        """Returns source and destination rank."""
         home = self.home_LE[op.layer][op.expert]
         return (op.rank, home) if op.gradient else (home, op.rank)
 
 
 class Memory:
-    """The `Buffers` of one rank: tensors with gaps between them that may not be written to; `expected` is what it must hold.
+    """The `Buffers` of one rank: tensors separated by gaps that must not be written; `expected` is the required content.
 
-    Homes have a block of their own, which moves with every other version of the weights.
+    Homes have a separate block, which moves with every other version of the weights.
     """
 
     def __init__(self, case: TransferCase, rank: int, device: str) -> None:
@@ -107,15 +107,15 @@ class Memory:
             self.refill(kind, self.version)
 
     def allocate(self, contents: torch.Tensor) -> torch.Tensor:
-        """New memory of the device, with these bytes."""
+        """Allocates memory of the device with these bytes."""
         return contents.to(self._device, copy=True)
 
     def contents(self) -> torch.Tensor:
-        """All bytes, as they are now."""
+        """Returns all present bytes."""
         return torch.cat([self._homes.cpu(), self._rest.cpu()])
 
     def dtype(self, kind: str) -> torch.dtype:
-        """Of the tensors of a kind."""
+        """Returns the dtype of the tensors of a kind."""
         return self._grad_dtype if "grad" in kind else self._dtype
 
     def home(self, layer: int, expert: int) -> list[torch.Tensor]:
@@ -137,12 +137,12 @@ class Memory:
             self._bytes(place).copy_(self.expected[place].clone(), non_blocking=True)
 
     def expect(self, where: tuple[str, int, int], source: tuple[str, int, int], version: int) -> None:
-        """From now on, tensors of this rank must have the contents of `source`, which may lie on another rank."""
+        """Requires tensors of this rank to have the contents of `source`, which may be on another rank."""
         for i, place in enumerate(self._places[where]):
             self.expected[place] = self._contents(source, version, i, place.stop - place.start)
 
     def change_weights(self) -> None:
-        """An optimizer step, with which homes come to lie elsewhere; where they lay, others write now."""
+        """Simulates an optimizer step that moves the homes in memory; their old memory is overwritten."""
         self.version += 1
         if self.version % 2 == 0:
             self._homes.fill_(0xEE)
@@ -156,7 +156,7 @@ class Memory:
                 self.fill(where, version)
 
     def wrong(self, where: tuple[str, int, int]) -> str:
-        """How the tensors of a place differ from what they must be; empty if they do not."""
+        """Says how the tensors of a place differ from the expected ones; empty if they do not."""
         contents = self.contents()
         for i, place in enumerate(self._places[where]):
             bad = (contents[place] != self.expected[place]).nonzero().flatten().tolist()
@@ -165,7 +165,7 @@ class Memory:
         return ""
 
     def wrong_anywhere(self) -> str:
-        """Where memory differs from what it must be; empty if it does not."""
+        """Says where memory differs from the expected content; empty if it does not."""
         bad = (self.contents() != self.expected).nonzero().flatten().tolist()
         if not bad:
             return ""
@@ -197,7 +197,7 @@ class Memory:
 
 
 def copy_of(case: TransferCase, op: Op, memory: Memory, backend: TransferBackend) -> Copy | None:
-    """This rank's end of a copy; None if it has none."""
+    """Returns this rank's end of a copy; None if it has none."""
     (src_rank, dst_rank), me = case.ends(op), memory.rank
     src = dst = None
     if me == src_rank and not backend.one_sided:
@@ -210,12 +210,12 @@ def copy_of(case: TransferCase, op: Op, memory: Memory, backend: TransferBackend
 
 
 def entries_of(case: TransferCase, ops: Sequence[Op]) -> list[Entry]:
-    """What a one-sided backend has to publish for these copies."""
+    """Returns the entries that a one-sided backend has to publish for these copies."""
     return sorted({Entry(op.layer, op.expert, case.home_LE[op.layer][op.expert], op.rank) for op in ops})
 
 
 def run_case(group: Group, backend: TransferBackend, case: TransferCase, device: str, timeout_s: float) -> list[str]:
-    """Runs a case on one rank and returns what was wrong."""
+    """Runs a case on one rank and returns the errors."""
     memory = Memory(case, group.rank, device)
     backend.open(group.rank, group, memory)
     try:

@@ -1,6 +1,6 @@
-"""Drills of the conformance suite for transfer backends, run on every rank: each returns what was wrong.
+"""Drills of the conformance suite for transfer backends, run on every rank; each returns the errors.
 
-Every drill works on `DRILL`, two ranks or more; ranks above the first two only open and close.
+Every drill works on `DRILL`, with two ranks or more; ranks above the first two only open and close.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ NUM_CYCLES = 12
 
 
 def on_a_copy(group: Group, fn: Callable[..., Any], backend: TransferBackend | str, *args: Any) -> Any:
-    """Calls a drill with a backend of this rank's own."""
+    """Calls a drill with a copy of the backend for this rank."""
     return fn(group, resolve_backend(copy.deepcopy(backend)), *args)
 
 
@@ -77,7 +77,7 @@ def slow_peer(group: Group, backend: TransferBackend, device: str, timeout_s: fl
 
 
 def early_source(group: Group, backend: TransferBackend, device: str, timeout_s: float) -> list[str]:
-    """Two-sided: both ends start; the source waits and uses its memory for something else before the destination waits."""
+    """Two-sided: both ends start; the source waits, then reuses its memory before the destination waits."""
     with _opened(group, backend, device) as memory:
         handle = _start(SECOND, memory, backend) if group.rank < 2 else None
         if group.rank == 1:
@@ -128,7 +128,7 @@ def no_help(group: Group, backend: TransferBackend, device: str, timeout_s: floa
 
 
 def pull_stale(group: Group, backend: TransferBackend, device: str, timeout_s: float) -> list[str]:
-    """One-sided: weights change, one expert is published again and another one is not."""
+    """One-sided: weights change; one expert is published again, another is not."""
     wrong = []
     with _opened(group, backend, device) as memory:
         _publish(backend, [*FIRST, *SECOND], memory)
@@ -158,7 +158,7 @@ def publish_again(group: Group, backend: TransferBackend, device: str, timeout_s
 
 
 def pull_unpublished(group: Group, backend: TransferBackend, device: str, timeout_s: float) -> list[str]:
-    """One-sided: a pull of what was never published is an error."""
+    """One-sided: a pull of unpublished weights is an error."""
     wrong = []
     with _opened(group, backend, device) as memory:
         _publish(backend, FIRST, memory)
@@ -171,7 +171,7 @@ def pull_unpublished(group: Group, backend: TransferBackend, device: str, timeou
 
 
 def close_in_flight(group: Group, backend: TransferBackend, device: str, timeout_s: float) -> list[str]:
-    """Close before open, twice, and while copies are in flight for which no rank waits; then the backend can be opened again."""
+    """Closes before opening, twice, and while copies are in flight for which no rank waits; then the backend must open again."""
     backend.close()
     wrong = []
     for _ in range(2):
@@ -199,7 +199,7 @@ def close_in_flight(group: Group, backend: TransferBackend, device: str, timeout
 
 
 def cycles(group: Group, backend: TransferBackend, device: str, timeout_s: float) -> list[str]:
-    """Opening, copying and closing many times leaves nothing in the process."""
+    """Repeated opening, copying and closing leaves nothing in the process."""
     case = dataclasses.replace(DRILL, num_ranks=group.size)
     wrong = run_case(group, backend, case, device, timeout_s)
     group.barrier()

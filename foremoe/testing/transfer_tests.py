@@ -1,4 +1,4 @@
-"""Conformance suite of transfer backends: subclass it in a test file, name a backend, and pytest runs the laws on it.
+"""Conformance suite of transfer backends: subclass it in a test file, name a backend, and pytest checks the laws.
 
 ::
 
@@ -38,7 +38,7 @@ corner = settings(law, max_examples=max(10, law.max_examples // 3))
 def random_cases(
     draw: st.DrawFn, ranks: tuple[int, ...] = (1, 2, 3, 4), two_sided: bool = True, dtypes: tuple[str, ...] = DTYPES
 ) -> TransferCase:
-    """What a plan may ask of a backend: weights from homes to buffers and, if two-sided, gradients back."""
+    """Draws cases that a plan may need: weights from homes to buffers and, with two-sided backends, gradients back."""
     num_ranks = draw(st.sampled_from(ranks))
     home_rank = st.integers(0, num_ranks - 1)
     home_LE = draw(st.lists(st.lists(home_rank, min_size=1, max_size=4).map(tuple), min_size=1, max_size=2).map(tuple))
@@ -71,13 +71,13 @@ def random_cases(
 
 
 class TransferTests:
-    """Laws of `TransferBackend`: right bytes and nothing else written, any order of waits, clean failures, nothing left behind.
+    """Laws of `TransferBackend`: correct bytes and no other writes, any order of waits, clean failures, complete release.
 
     Attributes:
-        backend: The instance under test, of which every rank gets a copy, or a name that `resolve_backend` knows.
-        in_process: Whether ranks are threads, with a `ThreadGroup`; else they are processes, with a `TorchGroup` over gloo.
+        backend: The instance under test, which is copied for every rank, or a name that `resolve_backend` knows.
+        in_process: Whether ranks are threads, with a `ThreadGroup`; if False, processes, with a `TorchGroup` over gloo.
         ranks: The numbers of ranks to try; at least one of them above 1.
-        device: Where the memory lies; None: the GPU if there is one. All ranks use the same GPU.
+        device: Device of the memory; None: the GPU if there is one. All ranks use the same GPU.
         timeout_s: Timeout of a wait that should succeed.
     """
 
@@ -94,7 +94,7 @@ class TransferTests:
             pytest.importorskip(name, reason=f"{self.backend!r} needs {name}")
 
     def on_ranks(self, fn: Callable[..., list[str]], num_ranks: int, *args: Any) -> None:
-        """Calls ``fn(group, backend, *args, device, timeout_s)`` on every rank; what it returns is wrong with the backend."""
+        """Calls ``fn(group, backend, *args, device, timeout_s)`` on every rank; it returns the backend's errors."""
         device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
         call = (fn, self.backend, *args, device, self.timeout_s)
         if self.in_process:
@@ -105,7 +105,7 @@ class TransferTests:
         assert not wrong, f"{self.backend!r} breaks a law:\n" + "\n".join(wrong)
 
     def drill(self, fn: Callable[..., list[str]], one_sided: bool | None = None) -> None:
-        """Runs a drill on the smallest group there can be, if it is for backends of this kind."""
+        """Runs a drill on the smallest possible group, if it is for backends of this kind."""
         if one_sided is not None and self.one_sided != one_sided:
             pytest.skip(f"{self.backend!r} is {'one' if self.one_sided else 'two'}-sided")
         self.on_ranks(fn, self.few_ranks)
@@ -117,11 +117,11 @@ class TransferTests:
 
     @property
     def one_sided(self) -> bool:
-        """True if destinations pull alone over the backend under test."""
+        """True if destinations pull without their sources over the backend under test."""
         return resolve_backend(self.backend).one_sided
 
     def cases(self, **options: Any) -> st.SearchStrategy[TransferCase]:
-        """Cases that fit the backend."""
+        """Draws cases that fit the backend."""
         return random_cases(**{"ranks": self.ranks, "two_sided": not self.one_sided, "dtypes": self.dtypes, **options})
 
     @law

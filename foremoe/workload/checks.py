@@ -1,4 +1,4 @@
-"""The checks of a workload's counts."""
+"""Checks of a workload's counts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def checked_load(value: npt.ArrayLike) -> Array:
-    """int32 [M, L, G, E] of counts, no axis empty."""
+    """Returns counts as int32 [M, L, G, E]; no axis may be empty."""
     load_MLGE = frozen_array(value, np.int32, "load_MLGE", (None, None, None, None))
     if 0 in load_MLGE.shape:
         raise InputError(f"load_MLGE [micro-steps, layers, ranks, experts] has an empty axis: {list(load_MLGE.shape)}.")
@@ -26,7 +26,7 @@ def checked_load(value: npt.ArrayLike) -> Array:
 
 
 def check_pairs(work: Workload) -> None:
-    """Raises InputError where a rank, or a micro-step without its unknown tokens, counts more pairs than its tokens make."""
+    """Raises InputError if a rank, or a micro-step without its unknown tokens, has more pairs than its tokens allow."""
     pairs_MLG = work.load_MLGE.sum(axis=3, dtype=np.int64)
     limit_MG = work.num_topk * work.tokens_MG.astype(np.int64)
     over_MLG = pairs_MLG > limit_MG[:, None]
@@ -54,6 +54,6 @@ def check_balance(pairs_ML: Array, tokens_M: Array, unknown_ML: Array, num_topk:
 
 
 def require_below(array: Array, limit: int, name: str) -> None:
-    """Raises InputError unless every number lies in [-1, limit)."""
+    """Raises InputError unless every number is in [-1, limit)."""
     if array.size and (array.min() < -1 or array.max() >= limit):
         raise InputError(f"{name} holds numbers from {array.min()} to {array.max()}; they must lie in [-1, {limit}).")

@@ -1,4 +1,4 @@
-"""From a trace to counts: which micro-step and source rank every token goes to, and one pass that counts."""
+"""Counts a trace: assigns every token to a micro-step and a source rank, then counts in one pass."""
 
 import math
 from dataclasses import dataclass
@@ -20,14 +20,14 @@ from foremoe.workload.packing import PackSolver, sample_groups
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dealt:
-    """How whole sequences were dealt to micro-steps and ranks.
+    """How whole sequences were assigned to micro-steps and ranks.
 
     Attributes:
         tokens_per_rank: The budget of a micro-step is this times the number of ranks.
         packer: Repr of the pack solver.
-        seed: Seed that it was given.
+        seed: Seed of the pack solver.
         over_budget: Numbers of the sequences longer than the whole budget; each is a micro-step of its own.
-        dropped_micro_steps: Later micro-steps that ``max_micro_steps`` left out, their sequences with them.
+        dropped_micro_steps: Number of later micro-steps that ``max_micro_steps`` left out, with their sequences.
     """
 
     tokens_per_rank: int
@@ -50,7 +50,7 @@ def deal(
     trace: RoutingTrace, packer: PackSolver, num_ranks: int, tokens_per_rank: int, seed: int, sample_group_Q: Any,
     max_micro_steps: int | None,
 ) -> tuple[Array, Array, Dealt]:  # fmt: skip
-    """int32 [Q] each: micro-step and rank of every sequence, -1 where micro-steps are left out; see `Workload.from_trace`."""
+    """Returns micro-step and rank of every sequence, int32 [Q] each, -1 for micro-steps left out; see `Workload.from_trace`."""
     tokens_per_rank, seed = whole(tokens_per_rank, "tokens_per_rank"), whole(seed, "seed", 0)
     group_Q = sample_groups(sample_group_Q, trace.Q)
     if not isinstance(packer, PackSolver):
@@ -85,14 +85,14 @@ def deal(
 
 
 def require_counts(shape: tuple[int, int, int, int], source_bytes: int) -> None:
-    """Raises InputError where routing of these bytes may not become int32 counts [M, L, G, E]."""
+    """Raises InputError if counts int32 [M, L, G, E] would take too much memory for routing of this many bytes."""
     what = "counts of {} micro-steps x {} layers x {} ranks x {} experts".format(*shape)
     cure = "give fewer ranks or more tokens per rank, or correct the routing's sizes"
     require_budget(4 * math.prod(shape), what, cure, source_bytes)
 
 
 def assigned(assign: tuple[npt.ArrayLike, npt.ArrayLike], num_tokens: int, num_ranks: int) -> tuple[Array, Array]:
-    """int32 [T] each: micro-step and rank of every token, as the caller assigns them."""
+    """Returns micro-step and rank of every token, int32 [T] each, as the caller assigned them."""
     if not isinstance(assign, tuple | list) or len(assign) != 2:
         raise InputError("assign must be the pair (micro_step_T, rank_T).")
     micro_step_T = frozen_array(assign[0], np.int32, "assign's micro_step_T", (num_tokens,))
@@ -113,7 +113,7 @@ def _require_places(micro_step_X: Array, rank_X: Array, num_ranks: int, who: str
 
 
 def sum_cells(micro_step_X: Array, rank_X: Array, num_ranks: int, weight_X: Array | None = None) -> Array:
-    """Sums of weights (None: ones) per (micro-step, rank), left-out entries not counted; [M, G]."""
+    """Sums weights (None: ones) per (micro-step, rank), [M, G]; entries that are left out do not count."""
     kept_X = micro_step_X >= 0
     M = int(micro_step_X.max()) + 1
     cell = micro_step_X[kept_X].astype(np.int64) * num_ranks + rank_X[kept_X]
@@ -122,7 +122,7 @@ def sum_cells(micro_step_X: Array, rank_X: Array, num_ranks: int, weight_X: Arra
 
 
 def count_tokens(trace: RoutingTrace, micro_step_T: Array, rank_T: Array, num_ranks: int) -> tuple[Array, Array]:
-    """int32 [M, L, G, E] pairs and int64 [M, L] unknown tokens of a trace whose tokens have their places."""
+    """Returns int32 [M, L, G, E] pairs and int64 [M, L] unknown tokens of a trace whose tokens are assigned."""
     if trace.known_T is not None and not trace.known_T.any():
         cure = "let the rollout engine return routing (docs/recording.md)"
         raise InputError(f"none of the {trace.T} tokens has a known routing, so there is nothing to plan; {cure}.")

@@ -1,4 +1,4 @@
-"""Level pack: the interface that deals whole sequences to micro-steps and ranks, and what a trainer does by itself."""
+"""The level pack: assigns whole sequences to micro-steps and ranks, with the default of trainers."""
 
 import abc
 import heapq
@@ -15,9 +15,9 @@ from foremoe.routing.trace import RoutingTrace
 
 
 class PackSolver(abc.ABC):
-    """Level pack: which sequences form which micro-step, and on which source rank each starts.
+    """The level pack: chooses the sequences of every micro-step, and the source rank of each.
 
-    `solve` depends on its arguments alone.
+    `solve` must depend on its arguments alone.
     """
 
     level: ClassVar[str] = "pack"
@@ -26,23 +26,23 @@ class PackSolver(abc.ABC):
     def solve(
         self, trace: RoutingTrace, *, num_ranks: int, tokens_per_rank: int, sample_group_Q: Array | None = None, seed: int = 0
     ) -> tuple[Array, Array]:
-        """Deals every sequence once.
+        """Assigns every sequence once.
 
         Args:
             num_ranks: At least 1.
             tokens_per_rank: At least 1; a micro-step has at most num_ranks * tokens_per_rank tokens, or a single longer sequence.
-            sample_group_Q: Integers, non-decreasing (the mini-batch of each sequence, say); a micro-step never mixes groups.
+            sample_group_Q: Integers, non-decreasing, such as the mini-batch of each sequence; a micro-step never mixes groups.
 
         Returns:
             ``(micro_step_Q, rank_Q)`` int32, micro-steps numbered from 0 without gaps.
 
         Raises:
-            InputError: A number below 1, or groups of another length or not in order.
+            InputError: A number is below 1, or groups have another length or order.
         """
 
 
 def sample_groups(sample_group_Q: Array | None, num_sequences: int) -> Array:
-    """int64 [Q], non-decreasing; zeros where no groups are given."""
+    """Returns the groups as int64 [Q], non-decreasing; zeros if none are given."""
     if sample_group_Q is None:
         return np.zeros(num_sequences, np.int64)
     group_Q = frozen_array(sample_group_Q, np.int64, "sample_group_Q", (num_sequences,))
@@ -57,12 +57,12 @@ def sample_groups(sample_group_Q: Array | None, num_sequences: int) -> Array:
 class AsGiven(PackSolver):
     """Keeps the order of the file, like a trainer that packs by token count alone.
 
-    Next-fit: a micro-step is closed by the first sequence that would take it over num_ranks * tokens_per_rank tokens. In a
+    It uses next-fit: a micro-step ends before the first sequence that would take it over num_ranks * tokens_per_rank tokens. In a
     micro-step each sequence goes to the rank with the fewest tokens so far, the lowest such rank on ties, so one rank may
     hold more than tokens_per_rank. A sequence longer than the whole budget is a micro-step of its own.
 
     Attributes:
-        shuffle: Whether to put the sequences of each group in a random order first (a function of `seed`).
+        shuffle: Whether to shuffle the sequences of each group first, with `seed`.
     """
 
     shuffle: bool = False
@@ -70,7 +70,7 @@ class AsGiven(PackSolver):
     def solve(
         self, trace: RoutingTrace, *, num_ranks: int, tokens_per_rank: int, sample_group_Q: Array | None = None, seed: int = 0
     ) -> tuple[Array, Array]:
-        """As `PackSolver.solve`; `seed` acts only with `shuffle`."""
+        """As `PackSolver.solve`; `seed` matters only with `shuffle`."""
         for name, value in (("num_ranks", num_ranks), ("tokens_per_rank", tokens_per_rank)):
             if value < 1:
                 raise InputError(f"{name} must be at least 1; got {value}.")

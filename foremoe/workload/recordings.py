@@ -1,4 +1,4 @@
-"""Any file of routing as a `RoutingTrace` or a `Workload`: foremoe's own, and those of rollout engines and recorders."""
+"""Reads any file of routing as a `RoutingTrace` or a `Workload`: foremoe's own, and those of rollout engines and recorders."""
 
 import dataclasses
 import os
@@ -33,23 +33,23 @@ def open_recordings(
 ) -> RoutingTrace | Workload:  # fmt: skip
     """Reads files of one recording: answers of rollout engines, chosen experts, counts, or what foremoe saved.
 
-    Routing of sequences is read as `from_routed_experts` reads it: tokens that a file does not know, or gives an expert twice,
-    are unknown. Counts become a workload. Recorded steps without pairs are left out; the others are joined, in order, until
-    they have `tokens_per_rank` tokens for each rank, and are a micro-step. A step with more than twice as many is a statistic of
-    many micro-steps: it becomes one, with the same shares of pairs. Where counts do not tell source ranks, the pairs of a layer
-    are dealt to the ranks in turn, in the order of the experts: every rank has the same share of every expert, up to one pair.
-    `Workload.dealt` says so. See docs/recording.md for the kinds of files.
+    Routing of sequences is read as by `from_routed_experts`: a token is unknown if the file lacks its experts or lists one twice.
+    Counts become a workload. Recorded steps without pairs are left out; the others are joined, in order, until they have
+    `tokens_per_rank` tokens for each rank and form a micro-step. A step with more than twice as many is a statistic of many
+    micro-steps: it becomes one, with the same shares of pairs. Without source ranks, the pairs of a layer are spread over the
+    ranks in turn, in the order of the experts, so every rank has the same share of every expert, up to one pair. `Workload.dealt`
+    records this. See docs/recording.md for the kinds of files.
 
     Args:
-        model: The model that was recorded. Counts need it for top-k; routing where the file does not name it.
-        num_ranks: Ranks of counts.
-        tokens_per_rank: Tokens of counts in a micro-step, by rank.
-        stage: ``"recompute"`` or ``"update"``, of counts.
-        strict: Whether arrays of chosen experts in ``.npz`` and ``.safetensors`` are refused as by `RoutingTrace.load`, or tokens
-            with a -1 or with an expert twice are unknown, as in all other files.
+        model: The recorded model. Counts need it for top-k, routing if the file does not name it.
+        num_ranks: For counts: number of ranks.
+        tokens_per_rank: For counts: tokens per rank in a micro-step.
+        stage: For counts: ``"recompute"`` or ``"update"``.
+        strict: Whether ``.npz`` and ``.safetensors`` with a -1 or a repeated expert are refused, as by `RoutingTrace.load`. If
+            False, such tokens are unknown, as in all other files.
 
     Raises:
-        InputError: Not a file of routing, damaged, or of another model.
+        InputError: The file has no routing, is damaged, or is of another model.
 
     Example:
         >>> foremoe.workload.open_recordings(["answers.jsonl"], model=foremoe.Model.preset("qwen3-30b-a3b"))  # doctest: +SKIP
@@ -137,7 +137,7 @@ def _workload(parts: list[Recorded], model: Model | None, num_ranks: int, tokens
 
 
 def is_of_counts(dealt: Dealt) -> bool:
-    """Whether a workload is from counts that `open_recordings` read."""
+    """True if `open_recordings` made the workload from counts."""
     return dealt.packer.removesuffix(SCALED) in (SPREAD, BY_RANK)
 
 

@@ -1,4 +1,4 @@
-"""The tolerant way in: routing as rollout engines return it, read into a `RoutingTrace`, or counted without one."""
+"""Reads routing as rollout engines return it, tolerantly, into a `RoutingTrace`, or counts it without one."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,15 +23,15 @@ from foremoe.workload.workload import Workload
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadSummary:
-    """What a reader found in the payloads, apart from routing.
+    """Statistics of a reader, apart from routing.
 
     Attributes:
-        num_unknown_tokens: Tokens of which at least one layer is not known: those of the next two, and those with a -1.
+        num_unknown_tokens: Tokens with at least one unknown layer: missing ones, blank ones, and those with a -1.
         num_missing_tokens: Tokens without a row: before a start offset, the last one of a sequence, a payload that is None.
-        num_blank_tokens: Tokens whose experts are all 0, which is padding and not routing (not distinguished at top-1).
+        num_blank_tokens: Tokens whose experts are all 0, which is padding and not routing (not recognised at top-1).
         num_marked: (token, layer) with a -1 or None among their experts.
         num_repeated_pairs: Pairs that repeat an expert of their token and layer.
-        num_padding_rows: Rows beyond the length of a sequence, cut off.
+        num_padding_rows: Rows beyond the length of a sequence, which are cut off.
     """
 
     num_sequences: int = 0
@@ -49,26 +49,27 @@ def from_routed_experts(
     num_layers: int | None = None, moe_layer_L: npt.ArrayLike | None = None, lengths: int | Sequence[int] | None = None,
     start: int | Sequence[int] | None = None, mask: Any = None, dtype: Any = None, source: str = "",
 ) -> tuple[RoutingTrace, ReadSummary]:  # fmt: skip
-    """Reads the routing that rollout engines return, whatever its encoding; see docs/rollout-routing.md.
+    """Reads the routing that rollout engines return, in any of their encodings; see docs/rollout-routing.md.
 
-    A token is known in the trace if all its layers are and none lists an expert twice.
+    A token is known if all its layers are and none lists an expert twice.
 
     Args:
         payloads: One payload, a list with one per sequence, or [sequences, tokens, layers, top-k]. A payload is a numpy array or
-            torch tensor, base64 text, bytes, nested lists, a dict such as engines send, a ``Routed``, or None.
-        model: A `Model`, or the name of a preset, gives experts, top-k and MoE layers; another name is only a label.
-        num_experts: Experts of a layer, where there is no model.
-        num_topk: Top-k, where neither the model nor payloads state it.
-        num_layers: Layers in a payload's row, all of the model's or the MoE layers, where neither shape nor model gives them.
-        moe_layer_L: The model's numbers of its MoE layers, from 0: what is read of a row with all layers. None: as the model's,
+            torch tensor, base64 text, bytes, nested lists, a dict as engines send it, a ``Routed``, or None.
+        model: A `Model` or the name of a preset, which gives experts, top-k and MoE layers; another name is only a label.
+        num_experts: Experts of a layer, if there is no model.
+        num_topk: Top-k, if neither the model nor the payloads give it.
+        num_layers: Layers in a payload's row (all layers or the MoE layers), if neither shape nor model gives them.
+        moe_layer_L: The model's numbers of its MoE layers, from 0, to select from rows with all layers. None: as in the model,
             or every layer of the payload.
-        lengths: Tokens of each sequence. A payload may lack the last one; what it has beyond is padding. None: its rows.
-        start: The token that the first row of each payload belongs to; 0 by default.
-        mask: bool or 0 and 1 [sequences, tokens], for payloads of four axes only: the tokens that are no padding, in one piece.
+        lengths: Tokens of each sequence. A payload may lack the last one; further rows are padding. None: the number of rows.
+        start: The token of the first row of each payload; 0 by default.
+        mask: bool or 0 and 1 [sequences, tokens], only for payloads with four axes: marks tokens that are not padding, which must
+            be contiguous.
         dtype: Dtype of raw bytes.
 
     Raises:
-        InputError: Anything that is not routing, in one sentence that names the sequence.
+        InputError: A payload is not routing; the message names the sequence.
 
     Example:
         >>> routed_experts = np.array([[[0, 3]], [[1, 3]], [[0, 2]]])  # tokens, layers, top-k of one sequence
@@ -112,24 +113,24 @@ def count_workload(
     payloads: Any, *, num_ranks: int, micro_step_Q: npt.ArrayLike | None = None, rank_Q: npt.ArrayLike | None = None,
     range_X5: npt.ArrayLike | None = None, num_micro_steps: int | None = None, stage: str = "update", **options: Any,
 ) -> tuple[Workload, ReadSummary]:  # fmt: skip
-    """Counts what rollout engines return, one payload after the other, without building a trace.
+    """Counts the routing that rollout engines return, one payload after the other, without building a trace.
 
-    A (token, layer) with an unknown expert counts in `unknown_ML` and in no load; an expert listed twice is
-    one pair. Where whole tokens are unknown and none lists an expert twice, the counts are those of
-    ``Workload.from_trace`` on the trace that `from_routed_experts` reads.
+    A (token, layer) with an unknown expert counts in `unknown_ML` and in no load; an expert listed twice is one pair. If only
+    whole tokens are unknown and none lists an expert twice, the counts equal those of ``Workload.from_trace`` on the trace of
+    `from_routed_experts`.
 
     Args:
         payloads: As in `from_routed_experts`.
         micro_step_Q: Micro-step of each whole sequence; -1 leaves it out, undecoded.
         rank_Q: Source rank of each whole sequence.
-        range_X5: Instead, whole numbers [X, 5] where sequences are split over ranks: sequence, first token, end, micro-step,
-            source rank. Ranges of a sequence do not overlap; tokens in none are not counted.
-        num_micro_steps: M; None: the largest micro-step and one.
+        range_X5: Instead, if sequences are split over ranks, whole numbers [X, 5]: sequence, first token, end, micro-step, source
+            rank. Ranges of a sequence must not overlap; tokens outside them are not counted.
+        num_micro_steps: M; None: the largest micro-step plus one.
         stage: ``"recompute"`` or ``"update"``.
         options: `model`, num_experts, num_topk, num_layers, moe_layer_L, lengths, start, mask, dtype of `from_routed_experts`.
 
     Raises:
-        InputError: As `from_routed_experts`, or places that do not exist.
+        InputError: As `from_routed_experts`, or a micro-step or rank does not exist.
 
     Example:
         >>> routed_experts = np.array([[[0, 3]], [[1, 3]], [[0, 2]]])  # tokens, layers, top-k of one sequence

@@ -1,4 +1,4 @@
-"""RoutedTokens: the experts of every single token behind a load, with its micro-step and source rank."""
+"""RoutedTokens: the experts of every token behind a load, with its micro-step and source rank."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -16,12 +16,12 @@ from foremoe.workload.workload import Workload
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RoutedTokens(ArrayValue):
-    """Tokens of one EP group with their experts, which counts by source rank do not tell.
+    """Tokens of one EP group with their experts, which counts by source rank do not contain.
 
     Attributes:
         topk_TLK: integers, logical experts of each token.
         moe_layer_L: int32, the model's layer numbers.
-        micro_step_T: int32, -1 for tokens that are in no load.
+        micro_step_T: int32, -1 for tokens outside the load.
         rank_T: int32, source rank.
     """
 
@@ -35,10 +35,10 @@ class RoutedTokens(ArrayValue):
 
     @classmethod
     def of(cls, trace: RoutingTrace, workload: Workload) -> Self:
-        """Returns the tokens of a trace by rank and micro-step, for a `workload` dealt from it in whole sequences.
+        """Returns the tokens of a trace by rank and micro-step, for a `workload` packed from it in whole sequences.
 
         Raises:
-            InputError: The workload does not say where sequences went, or is of another trace.
+            InputError: The workload does not say where sequences went, or was made from another trace.
         """
         if workload.micro_step_Q is None or workload.rank_Q is None:
             raise InputError("the workload does not say where its sequences went; deal the trace by Workload.from_trace.")
@@ -50,7 +50,7 @@ class RoutedTokens(ArrayValue):
         return cls(topk_TLK=trace.topk_TLK, moe_layer_L=trace.moe_layer_L, micro_step_T=micro_step_T, rank_T=rank_T)
 
     def of_ranks(self, first: int, num_ranks: int) -> Self:
-        """Selects an EP group of consecutive ranks, numbered from 0."""
+        """Selects an EP group of consecutive ranks, renumbered from 0."""
         rank_T = self.rank_T - first
         mine_T = (rank_T >= 0) & (rank_T < num_ranks)
         micro_step_T = np.where(mine_T, self.micro_step_T, np.int32(-1))

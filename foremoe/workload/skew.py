@@ -1,4 +1,4 @@
-"""What makes expert load hard to balance, in a few numbers: to compare generated routing with recorded routing."""
+"""Statistics of how hard expert load is to balance, to compare generated with recorded routing."""
 
 import itertools
 from collections.abc import Iterator
@@ -16,13 +16,13 @@ _BLOCK = 2**20
 
 
 def skew(load_XG: Array) -> Array:
-    """Largest over mean load along the last axis; 1.0 is perfect, and stands where there is no load."""
+    """Largest over mean load along the last axis; 1.0 is perfect, and is also used without load."""
     mean_X = load_XG.mean(axis=-1)
     return np.where(mean_X > 0, load_XG.max(axis=-1) / np.where(mean_X > 0, mean_X, 1.0), 1.0)
 
 
 def mean_skew(load_XG: Array) -> float:
-    """Mean of `skew` over the rows that have any load: an empty row is level and says nothing. 1.0 where no row has any."""
+    """Mean of `skew` over the rows that have any load; 1.0 if none has."""
     skew_X = skew(load_XG)[load_XG.any(axis=-1)]
     return float(skew_X.mean()) if skew_X.size else 1.0
 
@@ -31,18 +31,18 @@ def skew_statistics(workload: Workload) -> dict[str, float]:
     """Returns skew, drift and spread of a workload, each as a mean over layers and micro-steps.
 
     Returns:
-        A figure for each of these names; skews are those of rows that have any load.
+        A figure for each of these names; skews are of rows that have any load.
 
         * ``skew_mean`` and ``skew_p99``: Largest over mean rank load with experts e*E/G to (e+1)*E/G at home on rank e; 1 is
           perfect.
         * ``step_correlation``: Pearson correlation, over the experts of a layer, between one micro-step's loads and the next;
-          NaN with a single micro-step. 1: the previous micro-step tells all.
+          NaN with a single micro-step. With 1 the previous micro-step predicts the next.
         * ``log_spread``: Standard deviation, over the experts of a layer, of log(load of all micro-steps + 1/2).
         * ``source_distance``: Half the L1 distance between the expert shares of one source rank and of its micro-step, in [0, 1].
           It shrinks as ranks hold more tokens.
 
     Raises:
-        InputError: Experts that do not divide over the ranks.
+        InputError: The experts do not divide over the ranks.
 
     Example:
         >>> {name: round(value, 3) for name, value in foremoe.skew_statistics(work).items()}

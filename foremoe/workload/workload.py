@@ -1,4 +1,4 @@
-"""Workload: how many (token, expert) pairs every source rank sends to every expert, per micro-step and layer."""
+"""Workload: the number of (token, expert) pairs from every source rank to every expert, per micro-step and layer."""
 
 import functools
 import os
@@ -31,26 +31,27 @@ _PLAIN = ("num_topk", "stage", "model", "trace_id")
 class Workload(ArrayValue):
     """Counts of one EP group, one stage and one weight version: an update mini-batch, or the whole recompute stage.
 
-    A count is always (token, expert) pairs, at most num_topk per token and layer; those that are missing belong to unknown
-    tokens (see `unknown_ML`), or to none where tokens were derived from counts.
+    Counts are (token, expert) pairs, at most num_topk per token and layer. Missing pairs belong to unknown tokens (see
+    `unknown_ML`), or to none if the number of tokens was derived from counts.
 
     Attributes:
         load_MLGE: int32, pairs by source rank and logical expert.
         tokens_MG: int32, tokens on each source rank.
-        attention_MG: float64, sum over a rank's sequences of length squared (tokens^2); zero prices attention by tokens alone.
-        unknown_ML: int64, tokens whose routing in this layer is not known; they are in no load.
+        attention_MG: float64, sum over a rank's sequences of length squared (tokens^2); if zero, only tokens set attention's
+            price.
+        unknown_ML: int64, tokens whose routing in this layer is not known; no load includes them.
         stage: ``"recompute"`` or ``"update"``.
         model: Name of the model, or None.
         moe_layer_L: int32, the model's own layer numbers.
         trace_id: Id of the trace that was counted, or empty.
-        micro_step_Q: int32, micro-step of each sequence of the trace, -1 for sequences that are not in this workload; None where
-            sequences were not dealt whole.
+        micro_step_Q: int32, micro-step of each sequence of the trace, -1 for sequences outside this workload; None if sequences
+            were not packed whole.
         rank_Q: int32, source rank of each sequence of the trace, likewise.
-        dealt: How they were dealt, or None.
+        dealt: How they were packed, or None.
         load_MLE: int32, load_MLGE summed over source ranks; derived.
 
     Raises:
-        InputError: Shapes that do not fit, negative numbers, or more pairs than the tokens of a rank can make.
+        InputError: Shapes do not match, numbers are negative, or a rank has more pairs than its tokens allow.
     """
 
     load_MLGE: Array = array(np.int32)
@@ -118,20 +119,20 @@ class Workload(ArrayValue):
         attention_MG: npt.ArrayLike | None = None, unknown_ML: npt.ArrayLike | None = None, stage: str = "update",
         model: str | None = None, moe_layer_L: npt.ArrayLike | None = None, trace_id: str = "",
     ) -> Self:  # fmt: skip
-        """Makes a workload from counts that were made elsewhere.
+        """Makes a workload from existing counts.
 
         Args:
             load_MLGE: Pairs by micro-step, layer, source rank and expert; whole numbers, not negative.
             tokens_MG: Tokens per source rank. With them the counts must balance: per micro-step and layer, pairs =
-                num_topk * (tokens - unknown). None: the fewest tokens that can hold the counts, ceil(pairs / num_topk) of
-                the layer with most pairs; nothing is checked then, so counts with dropped pairs pass.
-            attention_MG: Sum of squared sequence lengths per source rank; None, sequence lengths not known: zeros.
-            unknown_ML: Tokens in no count; None: none.
+                num_topk * (tokens - unknown). None: the fewest tokens that can have these counts, ceil(pairs / num_topk) of
+                the layer with most pairs; counts are then not checked, so dropped pairs are allowed.
+            attention_MG: Sum of squared sequence lengths per source rank; None (lengths not known): zeros.
+            unknown_ML: Tokens that no count includes; None: zero.
             model: Name of the model; a preset's experts and top-k must agree with the counts.
             moe_layer_L: By default those of the preset `model` if it has L layers, else 0 to L-1.
 
         Raises:
-            InputError: As the class, or counts that do not balance.
+            InputError: As for the class, or counts do not balance.
 
         Example:
             >>> load_MLGE = np.array([[[[5, 1], [2, 4]]]])  # one micro-step and layer, two ranks, two experts
@@ -161,25 +162,25 @@ class Workload(ArrayValue):
         seed: int = 0, stage: str = "update", sample_group_Q: npt.ArrayLike | None = None, max_micro_steps: int | None = None,
         assign: tuple[npt.ArrayLike, npt.ArrayLike] | None = None, num_threads: int | None = None,
     ) -> Self:  # fmt: skip
-        """Deals the tokens of a trace to micro-steps and source ranks, every token exactly once, and counts.
+        """Assigns every token of a trace to a micro-step and a source rank, and counts.
 
-        Either whole sequences are dealt by `packer` within a budget, or `assign` says where every token goes.
+        Either `packer` assigns whole sequences within a budget, or `assign` gives the place of every token.
 
         Args:
-            num_ranks: G; may exceed the number of sequences: ranks without tokens are counted as such.
+            num_ranks: G; may exceed the number of sequences, so that some ranks have no tokens.
             tokens_per_rank: The budget of a micro-step is num_ranks * tokens_per_rank tokens. A longer sequence is a
-                micro-step of its own, named in ``dealt.over_budget``; it is never cut or left out.
+                micro-step of its own, listed in ``dealt.over_budget``; it is never cut or left out.
             packer: A pack solver; None is ``AsGiven()``.
             seed: For packers that shuffle.
             sample_group_Q: Integers, non-decreasing; a micro-step never mixes groups.
-            max_micro_steps: Micro-steps to keep, the first ones; the rest is left out, which ``dealt`` records.
-            assign: ``(micro_step_T, rank_T)`` for every token, where tensor, sequence or context parallelism spreads a
+            max_micro_steps: Keeps only the first micro-steps; ``dealt`` records how many were left out.
+            assign: ``(micro_step_T, rank_T)`` for every token, if tensor, sequence or context parallelism spreads a
                 sequence over ranks. Micro-steps are numbered from 0 without gaps. A token then adds the length of its
-                sequence to `attention_MG`, so that a sequence of n tokens adds n^2 in all.
-            num_threads: Default: every core; the result is the same.
+                sequence to `attention_MG`, so that a sequence of n tokens adds n^2 in total.
+            num_threads: Default: every core; does not change the result.
 
         Raises:
-            InputError: Numbers out of range, options that exclude each other, or a packer that breaks its law.
+            InputError: Numbers are out of range, options exclude each other, or the packer violates a law.
 
         Example:
             >>> foremoe.Workload.from_trace(trace, num_ranks=4, tokens_per_rank=1024).load_MLE.shape
@@ -236,15 +237,15 @@ class Workload(ArrayValue):
         return replace(self, dealt=dealt, **cut)
 
     def layers(self, indices: Sequence[int]) -> Self:
-        """Returns some layers, such as those of a pipeline rank, as a workload; positions from 0, not the model's numbers.
+        """Returns some layers, such as those of a pipeline rank, as a workload; give positions from 0, not the model's numbers.
 
         Raises:
-            InputError: No index, one out of range, or one twice.
+            InputError: There is no index, or one is out of range or repeated.
         """
         return self.cut(L=layer_positions(indices, self.L))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the counts as safetensors; the bytes are a function of the workload alone."""
+        """Writes the counts as safetensors; the bytes depend on the workload alone."""
         held = {name: getattr(self, name) for name in self.array_fields()}
         tensors: dict[str, Array] = {name: array for name, array in held.items() if array is not None}
         # Counts of one layer on one rank are small: the narrowest type halves most files.
@@ -255,10 +256,10 @@ class Workload(ArrayValue):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Reads what `save` wrote; the same value comes back, byte for byte.
+        """Reads a file of `save` and returns an equal workload, byte for byte.
 
         Raises:
-            InputError: No such file, no workload, of a newer format, truncated or changed.
+            InputError: The file does not exist, is not a workload, has a newer format, or is truncated or changed.
         """
         header, tensors = read_tensors(path, "workload", FORMAT_VERSION)
         with naming_fields(path, header):

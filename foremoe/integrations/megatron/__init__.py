@@ -1,5 +1,6 @@
-"""foremoe inside Megatron-Core: `attach` puts physical slots around every ``MoELayer`` of a built model,
-`forward_backward` runs it by plans. Needs megatron-core."""
+"""foremoe inside Megatron-Core: `attach` adds physical slots to every ``MoELayer`` of a built model,
+`forward_backward` runs it with plans. Needs megatron-core.
+"""
 
 from foremoe.base.errors import InputError
 

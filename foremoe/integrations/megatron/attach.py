@@ -1,4 +1,4 @@
-"""attach: foremoe inside a Megatron-Core program, in two lines."""
+"""`attach`: adds foremoe to a Megatron-Core program in two lines."""
 
 from __future__ import annotations
 
@@ -52,16 +52,16 @@ def attach(model_chunks: Any, settings: AttachSettings | None = None, **options:
         with moe.stage(work, "update"):
             losses = forward_backward_func(...)
 
-    Nothing of the model changes: no parameter is added, renamed or moved, and outside a stage every layer runs as it always did.
-    Collective: every rank of the job attaches, with the same settings, after DDP and the optimizer were made or before.
+    The model does not change: no parameter is added, renamed or moved, and outside a stage every layer runs as before.
+    Collective: every rank of the job must attach, with the same settings, before or after DDP and the optimizer are made.
 
     Args:
-        model_chunks: The model, or the list of model chunks of an interleaved pipeline; wrapped in DDP and the like or not.
-        settings: Default: those of `AttachSettings`.
-        options: Fields of `AttachSettings`, such as ``redundant=2``, in the place of what `settings` say.
+        model_chunks: The model, or the list of model chunks of an interleaved pipeline; may be wrapped, for example in DDP.
+        settings: Default: ``AttachSettings()``.
+        options: Fields of `AttachSettings`, such as ``redundant=2``, which override `settings`.
 
     Raises:
-        InputError: On all ranks: a setting that does not fit or differs between ranks, or a layout that is not supported; with
+        InputError: On all ranks: a setting is invalid or differs between ranks, or a layout is not supported; the message names
             the option to change.
     """
     return attach_as(model_chunks, partial(AttachSettings.of, settings, **options))
@@ -71,8 +71,8 @@ def attach_as(model_chunks: Any, settings: Callable[[], AttachSettings], write: 
     """`attach` for the adapters of trainers.
 
     Args:
-        settings: Makes the settings; what it refuses on one rank is told on all.
-        write: How the trainer's command sets an option of Megatron; refusals say so.
+        settings: Makes the settings; an error on one rank is raised on all.
+        write: Writes an option of Megatron as in the trainer's command, for error messages.
     """
     chunks = list(model_chunks) if isinstance(model_chunks, list | tuple) else [model_chunks]
     return attached_class(chunks, Attached)(chunks, settings, write)
@@ -82,7 +82,7 @@ class Attached:
     """The slots of the MoE layers in one rank's model chunks; made by `attach`.
 
     Attributes:
-        settings: What `attach` was given.
+        settings: Settings passed to `attach`.
         group: EP group of this rank.
         job: All ranks, which take or drop an optimizer step together.
         schedule_of: Number of micro-steps, forward_only -> the `Schedule` that plans for this rank must have.
@@ -144,12 +144,12 @@ class Attached:
 
     @property
     def active(self) -> bool:
-        """False where there is nothing to balance: no MoE layer on this rank, or an EP group of one."""
+        """False if there is nothing to balance: no MoE layer on this rank, or an EP group of one."""
         return bool(self._layers)
 
     @property
     def num_experts(self) -> int:
-        """E, of a layer."""
+        """E, the experts of a layer."""
         return int(self._config.num_moe_experts)
 
     @property
@@ -169,7 +169,7 @@ class Attached:
         Args:
             work: `Workload` of the EP group (this rank's layers, or all MoE layers of the model), or experts of this rank's own
                 tokens: one integer array [T, L, K] per micro-step, -1 where it is not known.
-            home_LE: Where experts compute in this stage; what `homes` returned.
+            home_LE: Where experts compute in this stage, as returned by `homes`.
 
         Raises:
             InputError: On all ranks of the job.
@@ -179,12 +179,12 @@ class Attached:
     def homes(self, *stages: tuple[Work, str], num_threads: int | None = None) -> Array:
         """Plans where experts should compute in a step, int32 [L, E], with the planner's home level; collective over the job.
 
-        Megatron's parameters stay where they are. A stage with other homes borrows: weights are exchanged as it begins, main
-        gradients as it ends.
+        Megatron's parameters stay where they are. A stage with other homes exchanges weights as it begins and main gradients as
+        it ends.
 
         Args:
             stages: (work, "recompute" or "update") of the step, as in `plan`.
-            num_threads: Threads of planning, as in `plan`.
+            num_threads: Number of planning threads, as in `plan`.
         """
         own = contiguous_homes(len(self._places), self.num_experts)
         return self.job.run(lambda: self._planning.homes(stages, num_threads) if self._layers else own)
@@ -194,22 +194,22 @@ class Attached:
         self, work: Work | Planned | None, stage: str = "update", *,
         split_MLP: Array | None = None, home_LE: Array | None = None, replay: bool = True,
     ) -> Iterator[None]:  # fmt: skip
-        """Runs one stage by a plan; inside, call Megatron's forward-backward function as ever, once. Collective over the job.
+        """Runs one stage with a plan; inside, call Megatron's forward-backward function once, as usual. Collective over the job.
 
         Gradients of replicas are at their homes before ``config.finalize_model_grads_func`` runs (and, with
         `overlap_grad_reduce`, before the parameter is reduced), else when the block ends.
 
         Args:
-            work: What to plan, as in `plan`; or what `plan` returned; or a `Plan`, with
-            split_MLP: What it gives to this source, ``plan.rows_for(workload, rank)``.
+            work: Routing to plan, as in `plan`; or the result of `plan`; or a `Plan`, with
+            split_MLP: Its part for this source, ``plan.rows_for(workload, rank)``.
             stage: "update", or "recompute" (forward only).
-            home_LE: Where experts compute in this stage (`homes`); default: where Megatron has them. An update needs
+            home_LE: Where experts compute in this stage (`homes`); default: where Megatron has them. An update requires
                 ``overlap_grad_reduce=False``: gradients must be back before they are reduced.
             replay: Whether routers follow `work`. If False, `work` is a hint, and the report has the skew as served.
 
         Raises:
-            InputError: On all ranks of the job: work that does not fit, or, as the stage ends, routers that did not do as it
-                says. Drop the step; the next one may run.
+            InputError: On all ranks of the job: `work` does not fit or, as the stage ends, routers chose other experts than
+                `work` says. Drop the step; the next one may run.
             TransferError: Weights or gradients did not arrive, or a rank failed. Ranks are in different passes: end the job.
         """
         if self._detached:
@@ -249,11 +249,11 @@ class Attached:
             self._stage, self._moves, self._running = None, None, False
 
     def metrics(self) -> dict[str, float]:
-        """Figures of the last stage on this rank, ready for a logger; empty before the first."""
+        """Returns the figures of the last stage on this rank for a logger; empty before the first."""
         return {} if self.report is None else self.report.metrics()
 
     def detach(self) -> None:
-        """Gives everything back: the model is what it was before `attach`. Safe to call twice."""
+        """Restores the model as it was before `attach`. Safe to call twice."""
         if self._running:
             raise InputError("a stage is running; end it before detach().")
         for layer in self._layers:

@@ -1,4 +1,4 @@
-"""MegatronBuffers: homes and main gradients where Megatron-Core keeps them, slots outside the model."""
+"""MegatronBuffers: homes and main gradients in Megatron-Core's memory, slots outside the model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class MegatronBuffers:
         rank: Rank in the EP group.
         num_base: Base slots of a rank.
         num_buffers: Slot buffers to make.
-        sync: Finishes gathers of parameters before they are read.
+        sync: Finishes parameter gathers before parameters are read.
 
     Attributes:
         home_LE: Home slot g*B + b of every expert in the current stage.
@@ -41,9 +41,9 @@ class MegatronBuffers:
         self._grads: list[Tensors] = []
 
     def prepare(self, stage: str) -> str:
-        """Says why no stage can run with the experts as they are; empty if nothing is at fault.
+        """Says why no stage can run with the experts in their present state; empty if one can.
 
-        Makes the slots when the weights are there for the first time: where attaching finds them offloaded, a stage does.
+        Allocates the slots when weights are first present: when attaching, or in a stage if they are offloaded then.
 
         Args:
             stage: "recompute", "update", or "" when attaching.
@@ -70,7 +70,7 @@ class MegatronBuffers:
         return ""
 
     def home(self, layer: int, expert: int) -> Tensors:
-        """Flat weights of an expert whose home is this rank; waits until data-parallel ranks have shared them."""
+        """Returns the flat weights of an expert at home on this rank; waits until data-parallel ranks have shared them."""
         kind, b = self.kinds[layer], self._base_slot(layer, expert)
         for param in kind.parameters(b):
             self._sync.finish(param)
@@ -87,7 +87,7 @@ class MegatronBuffers:
         return self._slots[buffer]
 
     def main_grad(self, layer: int, expert: int) -> Tensors:
-        """Flat sums of the gradients of an expert whose home is this rank: Megatron's own."""
+        """Returns the flat gradient sums of an expert at home on this rank: Megatron's own."""
         return self.kinds[layer].flat_main_grads(self._base_slot(layer, expert))
 
     def slot_grad(self, buffer: int) -> Tensors:
@@ -109,9 +109,9 @@ class MegatronBuffers:
 class ParamSync:
     """Finishes parameter gathers that the distributed optimizer overlaps with the forward pass.
 
-    Megatron finishes a bucket when a module is about to use it, and starts the next one then. A home that is read ahead of its
-    layer finishes all buckets before its own, too, in Megatron's order: so data-parallel ranks, whose plans differ, still start
-    them in one order.
+    Megatron finishes a bucket when a module is about to use it, and then starts the next one. Reading a home ahead of its layer
+    also finishes all buckets before its own, in Megatron's order. So data-parallel ranks, whose plans differ, start them in one
+    order.
     """
 
     def __init__(self, chunks: Sequence[Any]) -> None:
@@ -127,7 +127,7 @@ class ParamSync:
                     self._chains[id(group)] = list(chain)
 
     def finish(self, param: torch.nn.Parameter) -> None:
-        """Returns when the parameter's content is this step's."""
+        """Returns once the parameter holds this step's values."""
         group = self._group_of.get(param)
         if group is None or not _overlaps(group):
             return
@@ -142,7 +142,7 @@ class ParamSync:
         return group is not None and bool(group.ddp_config.overlap_grad_reduce)
 
     def reduces_now(self, param: torch.nn.Parameter) -> bool:
-        """True if the parameter's gradient is reduced over data-parallel ranks as soon as backward has made it."""
+        """True if the parameter's gradient is reduced over data-parallel ranks as soon as backward has computed it."""
         return self.overlaps_reduction(param) and bool(self._group_of[param].is_last_microbatch)
 
 

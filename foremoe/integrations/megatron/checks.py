@@ -1,4 +1,4 @@
-"""Checks that replicas compute what Megatron's own experts compute, when attaching and before every stage."""
+"""Checks that replicas compute the same as Megatron's own experts, when attaching and before every stage."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _LARGE = 30.0  # half of them are that much larger, so that clamps and the like 
 
 
 def fault_of_experts(kind: ExpertKind, trains: bool) -> str:
-    """Says why replicas of a layer's experts would be wrong; empty if nothing speaks against them.
+    """Says why replicas of a layer's experts would be wrong; empty if no reason is found.
 
     Args:
-        trains: Whether main gradients must be there.
+        trains: Whether main gradients are required.
     """
     if "forward" in vars(kind.experts):
         return f"the forward of this {type(kind.experts).__name__} was replaced, and replicas would not run it; patch its class"
@@ -38,7 +38,7 @@ def fault_of_experts(kind: ExpertKind, trains: bool) -> str:
 
 
 def are_offloaded(kinds: Sequence[ExpertKind]) -> bool:
-    """True if some weights are not where Megatron computes with them: freed, on the host or not made yet."""
+    """True if some weights are not on the compute device: freed, on the host or not made yet."""
     return any(
         not param.numel() or param.is_meta or param.is_cuda != torch.cuda.is_available() or not param.untyped_storage().nbytes()
         for kind in kinds
@@ -48,7 +48,7 @@ def are_offloaded(kinds: Sequence[ExpertKind]) -> bool:
 
 @torch.no_grad()
 def difference_of(kind: ExpertKind) -> str:
-    """Difference between replicas of the base slots' experts and the module, on a random batch; empty if it is rounding."""
+    """Describes how replicas of the base slots' experts differ from the module on a random batch; empty up to rounding."""
     experts, like = kind.plain(), kind.all_parameters()[0]
     num_base = experts.num_local_experts
     width = getattr(experts.config, "moe_latent_size", None) or experts.config.hidden_size

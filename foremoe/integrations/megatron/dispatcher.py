@@ -26,13 +26,13 @@ _GATHER = "gather_from_sequence_parallel_region"
 
 
 class OverSlots(MoETokenDispatcher):  # type: ignore[misc]
-    """What Megatron's dispatchers have in common when the S slots of every rank are their experts.
+    """Common base of dispatchers that treat the S slots of every rank as its experts.
 
     Attributes:
-        missing: This rank lacks a replica of the row; set before `dispatch_preprocess`, None where nobody need ask.
-        go_home: Called if a replica is missing on any rank; gives the routing and probabilities over slots, all at home.
-        watch: Keep `load_G` of every row: a plan does not tell it where it is made from a hint.
-        load_G: Pairs that every rank serves of the last row that was dispatched, int64, on the device; if watched.
+        missing: Whether this rank lacks a replica of the row; set before `dispatch_preprocess`, None if no rank need ask.
+        go_home: Called if a replica is missing on any rank; returns routing and probabilities over slots, with all pairs at home.
+        watch: Whether to keep `load_G` of every row, which a plan made from a hint does not know.
+        load_G: Pairs that every rank serves in the last dispatched row, int64, on the device; if watched.
         launch: Called when the last exchange of a use is queued: combine in forward, that of dispatch in backward. Set before
             `dispatch_preprocess`.
     """
@@ -67,10 +67,10 @@ class OverSlots(MoETokenDispatcher):  # type: ignore[misc]
 
 
 class SlotDispatcher(OverSlots, MoEAlltoAllTokenDispatcher):  # type: ignore[misc]
-    """Dispatches to the S slots of every rank; after routing, nothing in a `MoELayer` cares which logical experts they hold.
+    """Dispatches to the S slots of every rank; after routing, a `MoELayer` does not depend on which logical experts they hold.
 
-    In the exchange of counts that Megatron makes anyway, every rank also says whether its replicas are there. If one says no,
-    all send their tokens home before anything is dispatched.
+    In Megatron's own exchange of counts, every rank also reports whether its replicas have arrived. If one has not, all ranks
+    send their tokens home before anything is dispatched.
     """
 
     def __init__(self, moe: MoELayer, num_slots: int) -> None:
@@ -123,13 +123,13 @@ class SlotDispatcher(OverSlots, MoEAlltoAllTokenDispatcher):  # type: ignore[mis
 
 
 class FlexSlotDispatcher(OverSlots, MoEFlexTokenDispatcher):  # type: ignore[misc]
-    """As `SlotDispatcher`, over DeepEP or HybridEP.
+    """Like `SlotDispatcher`, over DeepEP or HybridEP.
 
-    These exchange counts inside their kernels, where no flag can ride along. So a row that has replicas costs an all-reduce of
-    one number, before anything is dispatched, and a row that is watched one of a number per rank.
+    These exchange counts inside their kernels, without room for a flag. So a row with replicas needs an all-reduce of one number
+    before anything is dispatched, and a watched row needs one of a number per rank.
 
     Attributes:
-        slots_of: Of a row that is known, set before `dispatch_preprocess`: probabilities and routing -> slots and weights [T, K].
+        slots_of: For a known row, set before `dispatch_preprocess`: maps probabilities and routing to slots and weights [T, K].
     """
 
     def __init__(self, moe: MoELayer, num_slots: int) -> None:

@@ -1,4 +1,4 @@
-"""Expert modules of Megatron-Core: where an expert's tensors lie, and how a redundant slot computes with borrowed weights."""
+"""Expert modules of Megatron-Core: where their tensors are, and how redundant slots compute with borrowed weights."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from foremoe.transfer.base import Tensors
 
 
 class ExpertKind(abc.ABC):
-    """One kind of experts module, as `MoELayer.experts` holds it. Nothing of a weight is kept here but its parameter.
+    """One kind of experts module, as in `MoELayer.experts`. It keeps only parameters of weights, no views.
 
     Attributes:
         experts: The module.
@@ -35,15 +35,15 @@ class ExpertKind(abc.ABC):
         return list(dict.fromkeys(p for b in range(self.experts.num_local_experts) for p in self.parameters(b)))
 
     def views(self, base_slot: int, tensors: Sequence[torch.Tensor] | None = None) -> list[torch.Tensor]:
-        """The expert's part of each of its parameters, or of `tensors` of the same shapes (their main gradients)."""
+        """Returns the expert's part of each of its parameters, or of `tensors` of the same shapes (their main gradients)."""
         return list(self.parameters(base_slot) if tensors is None else tensors)
 
     def flat_weights(self, base_slot: int) -> Tensors:
-        """Weights of a base slot's expert, each [numel]."""
+        """Returns the weights of a base slot's expert, each [numel]."""
         return [view.detach().view(-1) for view in self.views(base_slot)]
 
     def flat_main_grads(self, base_slot: int) -> Tensors:
-        """Where Megatron sums the gradients of a base slot's expert, each [numel]."""
+        """Returns the tensors in which Megatron sums the gradients of a base slot's expert, each [numel]."""
         grads: list[Any] = [vars(param)["main_grad"] for param in self.parameters(base_slot)]
         return [view.view(-1) for view in self.views(base_slot, grads)]
 
@@ -51,11 +51,11 @@ class ExpertKind(abc.ABC):
         self, weights_R: Sequence[Tensors], x_YH: torch.Tensor, probs_Y: torch.Tensor, num_R: list[int],
         sums_R: Sequence[Tensors] | None = None,
     ) -> torch.Tensor:  # fmt: skip
-        """The slots' output, times the router's probabilities; differentiable in all but `num_R`.
+        """Returns the slots' output, times the router's probabilities; differentiable in all arguments but `num_R`.
 
         Args:
             weights_R: Flat tensors of every slot that has pairs.
-            sums_R: To these backward adds the gradients of weights; None: it returns them. For experts that are `fused`.
+            sums_R: Tensors to which backward adds weight gradients, for `fused` experts; None: backward returns them.
         """
         single, names = self.single(fused=sums_R is not None)
         outputs = []
@@ -69,7 +69,7 @@ class ExpertKind(abc.ABC):
         return torch.cat(outputs)
 
     def shapes(self) -> list[torch.Size]:
-        """Of an expert's tensors."""
+        """Shapes of an expert's tensors."""
         return [view.shape for view in self.views(0)]
 
     @property
@@ -78,13 +78,13 @@ class ExpertKind(abc.ABC):
         return False
 
     def plain(self) -> Any:
-        """The module without recomputation and offloading inside it, which only Megatron's own passes know how to end."""
+        """The module without internal recomputation and offloading, which only Megatron's own passes can end."""
         names = ("activation_recompute", "offload_expert_fc1", "offload_moe_act", "offload_fused_group_mlp")
         return _like(self.experts, **dict.fromkeys(names, False))
 
     @abc.abstractmethod
     def single(self, fused: bool = False) -> tuple[torch.nn.Module, list[str]]:
-        """Megatron's module with one expert alone, and its parameters' names. Made at every use: a copy grows stale."""
+        """Returns Megatron's module with one expert, and its parameters' names. Made at every use, since copies become stale."""
 
 
 class SequentialExperts(ExpertKind):
@@ -101,7 +101,7 @@ class SequentialExperts(ExpertKind):
 
 
 class GroupedExperts(ExpertKind):
-    """`GroupedMLP` (megatron-core up to 0.16): two parameters hold all experts, side by side as [in, out] matrices."""
+    """`GroupedMLP` (megatron-core up to 0.16): two parameters hold all experts as adjacent [in, out] matrices."""
 
     def parameters(self, base_slot: int) -> list[torch.nn.Parameter]:
         return [self.experts.weight1, self.experts.weight2]
@@ -119,7 +119,7 @@ class GroupedExperts(ExpertKind):
 class TransformerEngineExperts(ExpertKind):
     """`TEGroupedMLP`: parameters ``weight0``, ``bias0`` .. of two grouped linear modules, [out, in]. Never run on a GPU yet.
 
-    Base slots run Transformer Engine's kernels as ever; replicas, few as they are, the same modules with one matrix. Where weight
+    Base slots run Transformer Engine's kernels; each of the few replicas runs the same module with one matrix. If weight
     gradients are fused, those of replicas are summed in float32 too.
     """
 
@@ -153,10 +153,10 @@ def _like(module: torch.nn.Module, **changes: Any) -> Any:
 
 
 def kind_of(experts: Any) -> ExpertKind:
-    """The kind of an experts module.
+    """Returns the kind of an experts module.
 
     Raises:
-        InputError: Foremoe does not know it.
+        InputError: foremoe does not support the module.
     """
     kinds: dict[str, type[ExpertKind]] = {
         "SequentialMLP": SequentialExperts,

@@ -1,4 +1,4 @@
-"""The moment before Megatron-Core reduces gradients: when a stage must have brought its own home, on all ranks."""
+"""Ends a stage on all ranks before Megatron-Core reduces gradients, when replica gradients must be home."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from foremoe.base.errors import InputError
 
 
 def configs_of(chunks: Sequence[Any]) -> list[Any]:
-    """Every config object on which the schedules may look for `finalize_model_grads_func`."""
+    """Returns every config object on which the schedules may look for `finalize_model_grads_func`."""
     found: dict[int, Any] = {}
     for chunk in chunks:
         module = chunk
@@ -22,13 +22,13 @@ def configs_of(chunks: Sequence[Any]) -> list[Any]:
 
 
 def before_finalize(configs: Sequence[Any], end: Callable[[], InputError | None]) -> Callable[[], None]:
-    """Calls `end` before Megatron reduces gradients; what is returned puts the configs back.
+    """Calls `end` before Megatron reduces gradients; the returned function restores the configs.
 
-    Until then the configs have no `grad_sync_func`: with it, later pipeline ranks reduce all at once after the last backward,
-    before `end`. Without it they reduce as the last backward goes on, as the first pipeline rank does.
+    Until then the configs have no `grad_sync_func`. With it, later pipeline ranks would reduce all gradients after the last
+    backward, before `end`; without it they reduce during the last backward, as the first pipeline rank does.
 
     Args:
-        end: Returns the error, the same on all ranks, for which none of them may go on.
+        end: Returns the error that stops all ranks, the same on each; None if they may continue.
     """
     own = [config.finalize_model_grads_func for config in configs]
     syncs = [getattr(config, "grad_sync_func", None) for config in configs]

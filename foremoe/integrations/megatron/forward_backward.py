@@ -1,4 +1,4 @@
-"""forward_backward: Megatron's forward-backward function, by a plan wherever routing is known before the call."""
+"""forward_backward: Megatron's forward-backward function, planned if routing is known before the call."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def forward_backward(
         losses = forward_backward_func(forward_step_func=forward_step, data_iterator=batches, ..., forward_only=False)
 
     A call with ``forward_only`` is a recompute stage, any other an update. A stage that an EP group cannot plan (an `InputError`)
-    runs at home on all ranks of the job, and the log says why.
+    runs at home on all ranks of the job, and the log gives the reason.
 
     Args:
-        moe: What `attach` returned, or a function that attaches to the call's `model` when it is first needed.
-        routing_of: Function of a call's arguments by name. Returns what `Attached.plan` takes, most simply the experts of this
-            rank's own tokens, one integer array [T, L, K] per micro-batch; or None, on all ranks alike, for a call that runs
-            without a plan. If it reads an iterator, it puts another in its place.
-        function: What to run; default: what Megatron's ``get_forward_backward_func()`` gives at the time of the call.
+        moe: Result of `attach`, or a function that attaches to the call's `model` when it is first needed.
+        routing_of: Function of a call's arguments by name. Returns `work` for `Attached.plan`, usually the experts of this rank's
+            own tokens, one integer array [T, L, K] per micro-batch; or None, on all ranks, for a call without a plan. If it
+            reads an iterator, it must replace it.
+        function: Function to run; default: Megatron's ``get_forward_backward_func()`` at the time of the call.
         replay: Whether routers follow the routing. If False, it is a hint.
     """
 
@@ -73,7 +73,7 @@ def forward_backward(
 
 @contextlib.contextmanager
 def planned_or_home(moe: Attached, routing: Sequence[Any], stage: str, *, replay: bool = True) -> Iterator[bool]:
-    """Runs a stage by a plan if all EP groups can make one, else at home, without metrics; rank 0 of an EP group logs why.
+    """Runs a stage with a plan if all EP groups can make one, else at home, without metrics; rank 0 of an EP group logs why.
 
     Collective over all ranks of the job. On a rank without MoE layers `routing` may be empty.
 
@@ -98,11 +98,11 @@ def plan_calls_of(
     """Replaces `get_forward_backward_func` of a trainer's module.
 
     Args:
-        write: How the trainer's command sets an option of Megatron.
+        write: Writes an option of Megatron as in the trainer's command, for error messages.
 
     Returns:
-        What attaches to a model, once. A trainer's adapter calls it when the model is built, so that refusals end the job at its
-        start; else the first call whose routing is known does.
+        A function that attaches to a model, once. A trainer's adapter calls it when the model is built, so that refusals end the
+        job at its start; otherwise the first call whose routing is known attaches.
     """
     made: list[Attached] = []
 
@@ -122,7 +122,7 @@ def plan_calls_of(
 
 
 def on_host(layers: Sequence[torch.Tensor]) -> Array:
-    """int16 [T, L, K] of one micro-batch, from an integer tensor [T, K] per MoE layer of this rank."""
+    """Returns int16 [T, L, K] of one micro-batch, from an integer tensor [T, K] per MoE layer of this rank."""
     if not layers:  # a pipeline rank without MoE layers
         return np.empty((0, 0, 0), np.int16)
     # In one copy, as small as it can be.

@@ -1,4 +1,4 @@
-"""HomeMoves: lets experts compute elsewhere for one stage, while parameters, optimizer and checkpoints keep their order."""
+"""HomeMoves: lets experts compute elsewhere for one stage, without changing parameters, optimizer and checkpoints."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from foremoe.transfer.base import Tensors
 class HomeMoves:
     """Compute homes that differ from Megatron's, from `enter` to `leave`.
 
-    Base slots get the weights of the experts that compute there; what they held is kept in host memory and put back when the
-    stage is over, so the optimizer, its shards, checkpoints and weight export see every parameter as it always was. Gradients
-    are made in the borrowed order and exchanged back by `gradients_back`, before anything reduces them.
+    Base slots get the weights of the experts that compute there; their own weights are kept in host memory and restored after the
+    stage, so the optimizer, its shards, checkpoints and weight export see unchanged parameters. Gradients are computed in the
+    temporary order and exchanged back by `gradients_back`, before anything reduces them.
 
     Args:
         kinds: Kinds of the layers' experts.
@@ -37,11 +37,11 @@ class HomeMoves:
 
     @property
     def num_moved(self) -> int:
-        """Experts that compute away from their own slot, over all layers and ranks."""
+        """Number of experts that compute away from their own slot, over all layers and ranks."""
         return sum(len(moved) for moved in self._moved_L)
 
     def enter(self, trains: bool) -> None:
-        """Exchanges weights, and main gradients if the stage adds to them and there are any yet; collective."""
+        """Exchanges weights, and main gradients if the stage adds to existing ones; collective."""
         rank = self._group.rank
         for layer, moved_E in enumerate(self._moved_L):
             for e in moved_E.tolist():
@@ -54,11 +54,11 @@ class HomeMoves:
             self._exchange(self._gradients, back=False)
 
     def gradients_back(self) -> None:
-        """Brings main gradients to their parameters; collective."""
+        """Returns main gradients to their parameters; collective."""
         self._exchange(self._gradients, back=True)
 
     def leave(self) -> None:
-        """Puts the weights back; on this rank alone, safe to call twice."""
+        """Restores the weights; not collective, safe to call twice."""
         for view, held in self._kept:
             view.copy_(held)
         self._kept = []
@@ -93,7 +93,7 @@ class HomeMoves:
 
 
 def move_homes(group: Group, buffers: MegatronBuffers, plan: Plan) -> HomeMoves | None:
-    """Has experts compute where the plan says until `HomeMoves.leave`; None if that is where Megatron has them. Collective."""
+    """Lets experts compute where the plan says until `HomeMoves.leave`; None if Megatron has them there already. Collective."""
     moves = HomeMoves(group, buffers.kinds, plan.B, plan.home_LE)
     if not moves.num_moved:
         return None

@@ -1,4 +1,4 @@
-"""Job: the ranks that take an optimizer step together, and what they agree on before any of them reduces a gradient."""
+"""Job: the ranks that take an optimizer step together, and their agreement before any of them reduces a gradient."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ T = TypeVar("T")
 class Job:
     """All ranks of Megatron's program: every pipeline rank of every data-parallel copy, also those without MoE layers.
 
-    An EP group that drops a step alone would leave the others with half of a model, or with sums that lack its part. Megatron
-    lays its groups out over all processes, so these are the ranks of the default process group. Nothing is gathered where they
-    are one EP group, whose ranks agree already, or where EP groups are of one rank, and nothing is balanced.
+    If one EP group alone dropped a step, the others would have half of a model, or sums without its part. Megatron lays its
+    groups out over all processes, so the job is the default process group. Nothing is gathered if the job is one EP group, whose
+    ranks agree already, or if EP groups have one rank, so that nothing is balanced.
 
     Args:
         ep_group: EP group of this rank; making a `Job` is collective over all processes.
 
     Attributes:
-        group: Of all ranks; the EP group itself where nothing is gathered.
+        group: Group of all ranks; the EP group itself if nothing is gathered.
     """
 
     def __init__(self, ep_group: TorchGroup) -> None:
@@ -33,10 +33,10 @@ class Job:
         self.group = TorchGroup(timeout_s=ep_group.timeout_s) if self._apart else ep_group
 
     def agree(self, error: InputError | None) -> InputError | None:
-        """The error for this rank, if any rank has one: its own EP group's or, in words that say so, another's; collective.
+        """Returns the error for this rank if any rank has one: that of its own EP group, or one that names another's; collective.
 
         Args:
-            error: What all ranks of the EP group were told.
+            error: The error of all ranks of the EP group.
         """
         if not self._apart:
             return error
@@ -59,22 +59,22 @@ class Job:
 
     @contextlib.contextmanager
     def reporting(self) -> Iterator[None]:
-        """Reports what ends the block to all ranks, as `foremoe.distributed.group.reporting` does to a group."""
+        """Reports an exception in the block to all ranks, as `foremoe.distributed.group.reporting` does for a group."""
         with reporting(self.group), reporting(self._ep_group):
             yield
 
     def watched(self) -> contextlib.AbstractContextManager[None]:
-        """Within, this rank may wait in collectives of Megatron; see `foremoe.distributed.watch.Watcher`. Not collective."""
+        """Block that may wait in Megatron's collectives; see `foremoe.distributed.watch.Watcher`. Not collective."""
         # What ends a stage is reported to all ranks of the job, so one watcher hears of it.
         return self.group.watched(self._ep_group.process_group)
 
     def report(self, message: str) -> None:
-        """Leaves word that this rank ends the step, for all ranks; not collective, never raises."""
+        """Reports to all ranks that this rank ends the step; not collective, never raises."""
         for group in self._groups:
             group.report(message)
 
     def close(self) -> None:
-        """Gives the groups back, the EP group too."""
+        """Releases the groups, including the EP group."""
         for group in self._groups:
             group.close()
 

@@ -1,4 +1,4 @@
-"""Which rows of a stage go by routes that were made as it began, and what it was that their routers did."""
+"""Known rows: which rows of a stage use precomputed routes, and whether routers agreed with them."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ class _Told:
 
 
 class KnownRouting:
-    """The rows of one stage whose routing is known on all ranks and as planned.
+    """The rows of one stage whose routing is known on all ranks and matches the plan.
 
     Args:
         rows: Their routes.
         num_topk: K.
-        trusted: Layers go by the routes; else what they route is only compared with what is known.
+        trusted: Whether layers use the routes; if False, these are only compared with what layers route.
 
     Attributes:
-        taken: (micro-step, layer) of rows that went by their routes.
+        taken: (micro-step, layer) of rows that used their routes.
         num_bytes: Host memory of the routes on this rank.
     """
 
@@ -59,14 +59,14 @@ class KnownRouting:
     def row(
         self, micro_step: int, layer: int, routing_TE: torch.Tensor, complete: bool, home_slot_E: torch.Tensor
     ) -> KnownRow | SlottedRow | None:
-        """What a layer goes by; None, on all ranks alike, if it has to count.
+        """Returns the route of a layer; None, on all ranks, if the layer has to exchange counts.
 
         Args:
-            home_slot_E: Of the layer, int64, on the device.
+            home_slot_E: Home slots of the layer, int64, on the device.
 
         Raises:
             InputError: The layer has another number of tokens.
-            TransferError: `complete` is false, and the other ranks do not ask for it.
+            TransferError: `complete` is false: a replica is missing, and a known row cannot run at home.
         """
         shape = torch.Size((len(routing_TE), self._num_topk))
         try:
@@ -116,12 +116,12 @@ class KnownRouting:
         return None if expert_TK is None else _Told(expert_TK.long(), expert_TK.numel(), None, found[1] if found else None)
 
     def fault(self) -> str:
-        """Where a layer routed otherwise; empty if it did nowhere. The host waits for the device, once."""
+        """Says where a layer routed differently; empty if none did. The host waits for the device, once."""
         return self._fault or self._rows.fault()
 
     @property
     def num_compared(self) -> int:
-        """Rows that were compared."""
+        """Number of rows that were compared."""
         return self._rows.num_compared
 
 
@@ -130,18 +130,18 @@ _REASONS = {Lack.UNTOLD: "untold", Lack.DIFFERS: "differs", Lack.HOLES: "unknown
 
 
 class Trust:
-    """Which stages go by the routing that they are given.
+    """Decides which stages use the routing that they are given.
 
-    The first stage of a kind with known rows only compares: it counts as ever, and serves what routers do. If they did what was
-    known on all ranks, later stages go by it; if not, they count for good. Programs whose routers differ from `work` in a few
-    tokens so lose nothing but speed.
+    The first stage of a kind with known rows exchanges counts, serves the routers' choices and only compares. If these matched on
+    all ranks, later stages use the known routing; if not, they always exchange counts. If routers differ from `work` in a few
+    tokens, this costs only speed.
 
     Args:
         places: MoE layers of this rank.
-        settings: Has the spare places of a row, and the memory that routes may take.
+        settings: Has the spare places of a row, and the memory limit of routes.
 
     Attributes:
-        counted: Rows of the stage that count, by why: of `COUNTED`.
+        counted: Rows of the stage that exchange counts, by reason, one of `COUNTED`.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class Trust:
         self._holds: dict[bool, bool] = {}  # update or recompute -> what was known of its routing was true
 
     def begin(self, planned: Planned, replay: bool) -> KnownRouting | None:
-        """What is known of a stage's routing; collective. None, on all ranks alike, if it is not asked.
+        """Returns the known routing of a stage; None, on all ranks, if it is not used. Collective.
 
         Args:
             replay: Whether routers follow the routing.
@@ -194,14 +194,14 @@ class Trust:
         )  # fmt: skip
 
     def end(self, planned: Planned, known: KnownRouting | None, fell_back: bool) -> InputError | None:
-        """Judges a stage that is over; collective.
+        """Compares the routers' choices of a finished stage with the known routing; collective.
 
         Args:
-            known: What `begin` returned.
+            known: Result of `begin`.
             fell_back: Whether rows ran at home because a replica was missing.
 
         Returns:
-            An error if layers of a rank went by routes that were not those of their routers, on all ranks of the EP group.
+            An error, on all ranks of the EP group, if layers of a rank used routes that differ from their routers' choices.
         """
         if known is None:
             return None

@@ -1,4 +1,4 @@
-"""Rows whose routing is known before the stage, as their layer dispatches them: nothing is sorted, gathered or read back."""
+"""Dispatches rows whose routing is known before the stage, without sorting, gathering counts or reading back."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class KnownRow:
     """One row's experts, int64 [T, K] on the device, and its route.
 
     Attributes:
-        drift: Pairs of its holes that the plan did not know, on the device; None without holes on any rank.
+        drift: Pairs of its unknown tokens, on the device; None without unknown tokens on any rank.
     """
 
     topk_TK: torch.Tensor
@@ -32,14 +32,14 @@ class KnownRow:
     drift: torch.Tensor | None = None
 
     def rows_of(self, x_TH: torch.Tensor) -> torch.Tensor:
-        """A row for every pair of this source, sorted by slot; differentiable."""
+        """Returns a row for every pair of this source, sorted by slot; differentiable."""
         if isinstance(self.route, HoledRoute):
             return self.route.rows_of(x_TH)
         rows_ZH: torch.Tensor = TokensToPairs.apply(x_TH, self.route.by_slot_Z, self.route.by_token_Z, self.route.num_topk)
         return rows_ZH
 
     def probs_of(self, probs_TE: torch.Tensor, routing_TE: torch.Tensor) -> torch.Tensor:
-        """Their weights; differentiable."""
+        """Returns the weights of these rows; differentiable."""
         if isinstance(self.route, HoledRoute):
             return (probs_TE * routing_TE).reshape(-1).index_select(0, self.route.prob_Z)
         probs_Z: torch.Tensor = Permute.apply(
@@ -55,7 +55,7 @@ class KnownRow:
         return y_TH
 
     def served_of(self, probs_Y: torch.Tensor) -> Served:
-        """Pairs that slots serve, from the weights of all that arrived."""
+        """Returns the pairs that slots serve, from the weights of all pairs that arrived."""
         if not isinstance(self.route, HoledRoute):
             return Served(self.route.num_S)
         extra_S = [all_of - planned for all_of, planned in zip(self.route.num_S, self.route.num_planned_S, strict=True)]
@@ -69,7 +69,7 @@ class Served:
 
     Attributes:
         num_S: Pairs that the plan knew.
-        extra_S: Pairs for holes, most of them with a weight of 0; `weighted_X`: which have another, by slot, on the device.
+        extra_S: Pairs for unknown tokens, most with weight 0; `weighted_X`: which have another weight, by slot, on the device.
     """
 
     num_S: list[int]
@@ -77,7 +77,7 @@ class Served:
     weighted_X: torch.Tensor | None = None
 
     def counts(self) -> list[int]:
-        """All with a weight; the host waits for the device."""
+        """Pairs with a weight, by slot; the host waits for the device."""
         if self.weighted_X is None or self.extra_S is None:
             return self.num_S
         extra = [int(part.sum()) for part in self.weighted_X.cpu().split(self.extra_S)]
@@ -90,8 +90,8 @@ class SlottedRow:
 
     Attributes:
         of: Its slots.
-        home_slot_E: Of the layer, int64, on the device; where holes go.
-        drift: Pairs of its holes, on the device.
+        home_slot_E: Home slots of the layer, int64, on the device; unknown tokens go there.
+        drift: Pairs of its unknown tokens, on the device.
     """
 
     of: Slotted
@@ -99,7 +99,7 @@ class SlottedRow:
     drift: torch.Tensor
 
     def slots_of(self, probs_TE: torch.Tensor, routing_TE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Physical slots of every token, int64 [T, K], -1 for none, and their weights, 0 for none; differentiable."""
+        """Returns the physical slots of every token, int64 [T, K], -1 for none, and their weights, 0 for none; differentiable."""
         slot_TK = self.of.slot_TK.long()
         probs_TK = probs_TE.gather(1, self.of.expert_TK.long()).masked_fill(slot_TK < 0, 0.0)
         if not len(self.of.hole_I):
@@ -113,16 +113,16 @@ class SlottedRow:
 
 
 class KnownDispatcher(OverSlots, MoEAlltoAllTokenDispatcher):  # type: ignore[misc]
-    """Dispatches the rows whose routes are known; the messages themselves are Megatron's.
+    """Dispatches the rows whose routes are known, with Megatron's own messages.
 
-    Orders and sizes come with the row. So the host never waits for the device, whatever `moe_permute_fusion` says, and every
+    Orders and sizes come with the row. So the host never waits for the device, with or without `moe_permute_fusion`, and every
     permutation is a gather, forward and backward.
 
-    Rows of redundant slots come and go as a tensor of their own: what experts get, and give back, is one tensor or two.
+    Rows of redundant slots are sent and received as a separate tensor: experts take and return one tensor or two.
 
     Attributes:
         row: Set before `dispatch_preprocess`.
-        served: What slots serve of the row, from `dispatch_postprocess` on.
+        served: Pairs of the row that slots serve, set by `dispatch_postprocess`.
     """
 
     def __init__(self, moe: MoELayer, num_slots: int) -> None:

@@ -27,11 +27,11 @@ _Rows = torch.Tensor | tuple[torch.Tensor, torch.Tensor]  # of all slots, or of 
 
 
 class SlotLayer:
-    """One MoE layer that runs by a plan between `enter` and `leave`.
+    """One MoE layer that follows a plan between `enter` and `leave`.
 
-    Three things of the instance are replaced meanwhile: the dispatcher, by one over slots; `preprocess`, which maps experts to
+    In between, three parts of the instance are replaced: the dispatcher, by one over slots; `preprocess`, which maps experts to
     slots; and the forward of the experts, which runs Megatron's own on the base slots and `Replicas` on the others. Everything
-    else, parameters first, is Megatron's.
+    else, including the parameters, is Megatron's.
 
     Args:
         index: Number of the layer in the plan.
@@ -50,13 +50,13 @@ class SlotLayer:
         self._anchor = torch.zeros((), device=self._params[0].device, requires_grad=True)
 
     def enter(self, stage: MegatronStage) -> None:
-        """From here on the layer runs by the stage's plan."""
+        """Makes the layer follow the stage's plan."""
         self._stage, self._slot_dispatcher.watch = stage, not stage.replay
         self.moe.preprocess = self._preprocess
         self.moe.experts.forward = self._compute
 
     def leave(self) -> None:
-        """The layer is as it was; safe to call twice."""
+        """Restores the layer; safe to call twice."""
         self._stage = None
         self.moe.token_dispatcher = self._home_dispatcher
         self.moe.__dict__.pop("preprocess", None)
@@ -143,10 +143,10 @@ class SlotLayer:
 def slots_around(
     chunks: Sequence[Any], places: Sequence[Place], home_LE: Array, settings: AttachSettings, group: Group
 ) -> tuple[MegatronBuffers, list[SlotLayer]]:
-    """Buffers and layers over the MoE layers of this rank; not collective over the EP group.
+    """Returns buffers and layers for the MoE layers of this rank; not collective over the EP group.
 
     Raises:
-        InputError: Replicas of these experts would not compute what Megatron does.
+        InputError: Replicas of these experts would not compute the same as Megatron.
     """
     kinds = [kind_of(place.moe.experts) for place in places]
     sync = ParamSync(chunks)

@@ -1,4 +1,4 @@
-"""What foremoe reads off a Megatron-Core model: its MoE layers, what they compute with, and the order in which they run."""
+"""Reads the layout of a Megatron-Core model: its MoE layers, their experts, and the order in which they run."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Place:
 
     Attributes:
         number: Number of the transformer layer in the whole model, from 0.
-        chunk: Which of this rank's model chunks holds it.
+        chunk: Number of the model chunk that holds it on this rank.
         index: Number of its transformer layer in that chunk.
     """
 
@@ -45,8 +45,10 @@ class Place:
 
 
 def find_layers(chunks: Sequence[Any]) -> list[Place]:
-    """The MoE layers of this rank, chunk by chunk in the order in which they run; those of multi-token prediction, whose
-    routing rollout does not record, are left out."""
+    """Returns the MoE layers of this rank in the order in which they run, chunk by chunk.
+
+    Layers of multi-token prediction, whose routing rollout does not record, are left out.
+    """
     places = []
     for c, chunk in enumerate(chunks):
         module = unwrap(chunk)
@@ -63,12 +65,12 @@ def find_layers(chunks: Sequence[Any]) -> list[Place]:
 
 
 def num_predicting(chunks: Sequence[Any]) -> int:
-    """How many MoE layers of this rank are those of multi-token prediction."""
+    """Number of this rank's MoE layers that belong to multi-token prediction."""
     return sum(isinstance(module, MoELayer) for chunk in chunks for module in _predicting(chunk))
 
 
 def predicting_routers(chunks: Any, name: str) -> set[int]:
-    """Ids of what routers of multi-token prediction hold under a name, such as what they replay by; no plan knows these."""
+    """Returns ids of what routers of multi-token prediction hold under a name, such as their replay; plans exclude them."""
     chunks = chunks if isinstance(chunks, list | tuple) else [chunks]
     found = [getattr(module, name, None) for chunk in chunks for module in _predicting(chunk)]
     return {id(each) for each in found if each is not None}
@@ -81,24 +83,24 @@ def _predicting(chunk: Any) -> Iterator[Any]:
 
 
 def unwrap(chunk: Any) -> Any:
-    """The model inside DDP, Float16Module and the like."""
+    """Returns the model inside DDP, Float16Module and other wrappers."""
     while not hasattr(chunk, "decoder") and hasattr(chunk, "module"):
         chunk = chunk.module
     return chunk
 
 
 def moe_numbers(config: Any) -> list[int]:
-    """The numbers (from 0) of the whole model's MoE layers."""
+    """Returns the numbers (from 0) of the whole model's MoE layers."""
     frequency = config.moe_layer_freq
     pattern = frequency if isinstance(frequency, list) else [int(i % frequency == 0) for i in range(config.num_layers)]
     return [i for i, is_moe in enumerate(pattern) if is_moe]
 
 
 def require_supported(config: Any, places: Sequence[Place], write: Write | None = None) -> None:
-    """Says which option to change where a layout is not supported.
+    """Raises an error that names the option to change if a layout is not supported.
 
     Args:
-        write: How the trainer's command sets an option, if there is one.
+        write: Writes an option as in the trainer's command, if there is one.
 
     Raises:
         InputError: One sentence.
@@ -124,7 +126,7 @@ def require_supported(config: Any, places: Sequence[Place], write: Write | None 
 
 
 def schedule_of(config: Any, places: Sequence[Place], num_micro_steps: int, *, forward_only: bool) -> Schedule:
-    """The order in which this rank's MoE layers run in `forward_backward_func`, with the micro-steps in order."""
+    """Returns the order in which this rank's MoE layers run in `forward_backward_func`, with the micro-steps in order."""
     pp, pp_rank = (
         parallel_state.get_pipeline_model_parallel_world_size(),
         parallel_state.get_pipeline_model_parallel_rank(),
@@ -147,7 +149,7 @@ def schedule_of(config: Any, places: Sequence[Place], num_micro_steps: int, *, f
 
 
 def model_of(config: Any, weight_bytes: float) -> Model:
-    """The sizes of the model's MoE layers as planning sees them; its layers are numbered as the whole model's."""
+    """Returns the sizes of the model's MoE layers for planning, with the layer numbers of the whole model."""
     heads, hidden = config.num_attention_heads, config.hidden_size
     head_dim = config.kv_channels or hidden // heads
     groups = config.num_query_groups or heads
@@ -161,9 +163,9 @@ def model_of(config: Any, weight_bytes: float) -> Model:
 
 
 def cluster_of(group: Group, settings: AttachSettings, config: Any) -> Cluster:
-    """The cluster of the EP group: as given, or 8xh100's figures on the nodes where the ranks really are; collective.
+    """Returns the EP group's cluster: as given, or the figures of 8xh100 with the ranks' real hosts as nodes; collective.
 
-    Plans are priced by the dispatch of the model's dispatcher, and with host stores only where one of the backends has them.
+    Its dispatch is that of the model's dispatcher, and it has host stores only if one of the backends has them.
     """
     dispatch = "node" if config.moe_token_dispatcher_type == "flex" else "pairs"
     cluster = dataclasses.replace(_given_or_found(group, settings.cluster), dispatch=dispatch)

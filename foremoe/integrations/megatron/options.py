@@ -1,4 +1,4 @@
-"""Options of Megatron-Core that nobody has looked at: they are not refused, and said when attaching."""
+"""Warns when attaching about options of Megatron-Core that are neither tested nor refused."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ JUDGED = frozenset(_TABLE.split())
 
 
 def unjudged(config: Any, names: frozenset[str] | None = None) -> dict[str, Any]:
-    """Options that may touch experts, are not at their default and have no verdict, with their values.
+    """Returns options that may affect experts, are not at their default and are not in `names`, with their values.
 
     Args:
         config: Megatron's `TransformerConfig`.
-        names: Options with a verdict; default: `JUDGED`.
+        names: Options that are known to work or to be refused; default: `JUDGED`.
     """
     names, found = JUDGED if names is None else names, {}
     for field in dataclasses.fields(TransformerConfig):

@@ -1,4 +1,4 @@
-"""Planning: from what the user gives a stage to a plan for this rank's layers."""
+"""Planning: makes a plan for this rank's layers from the routing that a stage is given."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Work = Plan | Workload | Sequence[Any]
 
 
 def layers_of_all(group: Group, places: Sequence[Place], num_predicting: int) -> tuple[list[int], tuple[int, int]]:
-    """`numbers` and `predicting` of `Planning`; collective over the job. The config of a hybrid model has no such numbers.
+    """Returns `numbers` and `predicting` of `Planning`; collective over the job. A hybrid model's config lacks the numbers.
 
     Args:
         num_predicting: MoE layers of multi-token prediction on this rank.
@@ -46,12 +46,12 @@ class Planning:
     """Planning for one rank's layers.
 
     Attributes:
-        settings: What `attach` was given, with the cluster of the EP group.
+        settings: Settings passed to `attach`, with the cluster of the EP group.
         group: EP group.
         config: Megatron's `TransformerConfig`.
         places: MoE layers of this rank.
         numbers: Numbers of the whole model's MoE layers, as its pipeline ranks have found them.
-        predicting: MoE layers of multi-token prediction, whose routing nobody plans: of this rank, and of all.
+        predicting: Unplanned MoE layers of multi-token prediction: of this rank, and of all.
         home_LE: Megatron's own homes, int32 [L, E].
         weight_bytes: Bytes of one weight.
         device: Device for messages.
@@ -78,7 +78,7 @@ class Planning:
         return dataclasses.replace(planned, routing=self._routing(work))
 
     def plan_of(self, work: Work | Planned, stage: str, split_MLP: Array | None, home_LE: Array | None) -> Planned:
-        """The plan of a stage, from any of what `Attached.stage` takes."""
+        """Returns the plan of a stage, from any input of `Attached.stage`."""
         if isinstance(work, Planned):
             return work
         if isinstance(work, Plan):
@@ -87,10 +87,10 @@ class Planning:
         return self.plan(work, stage, home_LE, None)
 
     def require_fit(self, planned: Planned, stage: str, overlaps_reduction: bool, unprepared: str) -> None:
-        """Raises what speaks against a stage on any rank of the EP group; collective.
+        """Raises the first objection that any rank of the EP group has to a stage; collective.
 
         Args:
-            planned: What to run.
+            planned: Plan to run.
             stage: "recompute" or "update".
             overlaps_reduction: Whether gradients are reduced over data-parallel ranks during backward.
             unprepared: Why this rank's experts cannot run; empty if they can.
@@ -108,7 +108,7 @@ class Planning:
             agree_on_split(self.group, planned.plan, planned.split_MLP, planned.plan.home_LE, self.device)
 
     def fault_of(self, plan: Plan, stage: str, overlaps_reduction: bool) -> str:
-        """Why this rank cannot run a plan; empty if it can.
+        """Says why this rank cannot run a plan; empty if it can.
 
         Args:
             plan: Plan to run.
@@ -160,7 +160,7 @@ class Planning:
     def agree(
         self, stages: Sequence[tuple[Work, str]], home_LE: Array, num_threads: int | None = None
     ) -> list[tuple[PlanningTask, Array, Array]]:
-        """Each stage's task and this source's counts, or one error on all ranks."""
+        """Returns each stage's task and this source's counts, or raises one error on all ranks."""
         fault, found = "", []
         with reporting(self.group):
             try:

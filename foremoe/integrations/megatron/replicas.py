@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Row:
-    """One layer of one micro-step on this rank: all that backward needs to find its weights again.
+    """One layer of one micro-step on this rank, with what backward needs to find its weights again.
 
     Attributes:
-        num_R: Pairs of every redundant slot; they lie one after the other.
-        settle: Whether gradients must be home when backward of this row is over, because they are reduced next.
+        num_R: Pairs of every redundant slot; these are contiguous.
+        settle: Whether gradients must be home after backward of this row, because they are reduced next.
     """
 
     stage: MegatronStage
@@ -38,12 +38,12 @@ class Row:
     settle: Callable[[], bool]
 
     def weights(self, phase: Phase) -> list[Tensors]:
-        """The tensors of the redundant slots; those without pairs may hold anything, or nothing."""
+        """Returns the tensors of the redundant slots; slots without pairs may hold anything, or nothing."""
         found = self.stage.weights(self.micro_step, self.layer, phase).weights_S
         return self._filled(found[len(found) - len(self.num_R) :])
 
     def gradients(self) -> list[Tensors]:
-        """Where the gradients of the redundant slots are summed."""
+        """Returns the tensors in which gradients of the redundant slots are summed."""
         grads_S = self.stage.weights(self.micro_step, self.layer, Phase.BACKWARD).grads_S
         assert grads_S is not None
         return self._filled(grads_S[len(grads_S) - len(self.num_R) :])
@@ -59,12 +59,12 @@ class Row:
 
 
 class Replicas(torch.autograd.Function):
-    """The outputs of base slots, as they were, and of redundant slots.
+    """Combines the given outputs of base slots with those of redundant slots.
 
-    Forward keeps the replicas' graph as any module would, except for their weights: a slot may hold another expert before
-    backward, so the graph keeps (slot, place) and backward looks the weights up again. Backward comes before that of the base
-    slots, whose output is an input here, so that the replicas' gradients can be home (`Row.settle`) before autograd adds the base
-    slots' own to the same parameters; otherwise they leave behind the layer's last exchange.
+    Forward keeps the replicas' graph as any module does, except for their weights: a slot may hold another expert before
+    backward, so the graph keeps (slot, place) and backward looks the weights up again. Replicas run backward before the base
+    slots, whose output is an input here. So the replicas' gradients can be home (`Row.settle`) before autograd adds the base
+    slots' own to the same parameters; otherwise they are sent after the layer's last exchange.
     """
 
     @staticmethod

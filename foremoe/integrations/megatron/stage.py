@@ -1,4 +1,4 @@
-"""MegatronStage: what the layers ask between the begin and the end of one stage."""
+"""MegatronStage: answers the layers' questions during one stage."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 
 
 class MegatronStage(PlannedStage):
-    """A planned stage over Megatron's routing, which says yes or no per token and expert.
+    """A planned stage, for Megatron's routing, which is a boolean per token and expert.
 
     Args:
-        engine: It has begun `plan`.
-        split_MLP: What the plan gives to this source.
+        engine: Has begun `plan`.
+        split_MLP: The plan's part for this source.
         device: Device of routing.
-        replay: Routers do as the plan's routing says; else this is a hint, and what ranks serve is recorded.
-        known: What is known of the routing, token by token.
+        replay: Whether routers follow the plan's routing; if False, it is a hint, and the pairs that ranks serve are recorded.
+        known: Known routing, token by token.
 
     Attributes:
-        load: (micro-step, layer) -> pairs that every rank served, if it is recorded.
-        known_served: (micro-step, layer) -> what slots of this rank served in rows that went by known routes.
+        load: (micro-step, layer) -> pairs that every rank served, if recorded.
+        known_served: (micro-step, layer) -> pairs that slots of this rank served in rows with known routes.
     """
 
     def __init__(
@@ -49,27 +49,27 @@ class MegatronStage(PlannedStage):
         return DenseIntervals.of(split_MLP, expert_MLP, self._home_slot_LE)
 
     def known_row(self, micro_step: int, layer: int, routing_TE: torch.Tensor, complete: bool) -> KnownRow | SlottedRow | None:
-        """What the row goes by if its routing is known, and `complete` if its replicas are there; see `KnownRouting.row`."""
+        """Returns the route of a known row; `complete` says whether its replicas have arrived. See `KnownRouting.row`."""
         if self.known is None:
             return None
         return self.known.row(micro_step, layer, routing_TE, complete, self._home_slot_LE[layer])
 
     def route(self, micro_step: int, layer: int, routing_TE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Routing over slots and the number of unplanned pairs, as the plan says."""
+        """Returns the plan's routing over slots, and the number of unplanned pairs."""
         return remap_dense_planned(routing_TE, self._planned_ML.row(micro_step, layer))
 
     def route_home(self, layer: int, routing_TE: torch.Tensor) -> torch.Tensor:
-        """Routing over slots with every expert at home."""
+        """Returns routing over slots with every expert at home."""
         routing_TP = routing_TE.new_zeros(len(routing_TE), self._plan.G * self._plan.S)
         return routing_TP.index_copy(1, self._home_slot_LE[layer], routing_TE)
 
     def spread(self, micro_step: int, layer: int, probs_TE: torch.Tensor, routing_TP: torch.Tensor) -> torch.Tensor:
-        """Probabilities over slots; differentiable."""
+        """Returns probabilities over slots; differentiable."""
         probs_TP = probs_TE.index_select(1, self._planned_ML.expert_XP[micro_step, layer])
         return probs_TP * routing_TP
 
     def has_replicas(self, micro_step: int, layer: int) -> bool:
-        """Whether the plan has a replica in this row, on any rank."""
+        """True if the plan has a replica in this row, on any rank."""
         return bool(self._has_replicas_ML[micro_step, layer])
 
     def counts(self) -> tuple[Array, Array]:
@@ -77,7 +77,7 @@ class MegatronStage(PlannedStage):
         return super().counts()
 
     def served_skew(self) -> Array | None:
-        """float64 [M, L]: the skew of what ranks served, 1 for rows that did not run; None with replay, when the plan has it."""
+        """float64 [M, L]: the skew as served, 1 for rows that did not run; None with replay, since the plan has it."""
         if self.replay:
             return None
         skew_ML = np.ones(self._has_replicas_ML.shape)
@@ -86,10 +86,10 @@ class MegatronStage(PlannedStage):
         return skew_ML
 
     def settle(self, layer: int) -> None:
-        """All gradients sent so far are at home when this returns; of `layer` those were the last."""
+        """Waits until all gradients sent so far are home; those of `layer` were its last."""
         self._engine.settle(layer)
 
     @property
     def sum_bytes(self) -> int:
-        """The most that float32 sums of replica gradients took, where main gradients are bf16; once the stage is over."""
+        """Peak memory of float32 sums of replica gradients if main gradients are bf16; call it after the stage."""
         return self._engine.sum_bytes

@@ -1,4 +1,4 @@
-"""MegatronSummary: what one stage did on one rank."""
+"""MegatronSummary: summary of one stage on one rank."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ class MegatronSummary:
     """One stage of one rank.
 
     Attributes:
-        plan: What was run.
+        plan: The plan that ran.
         timeline: Timeline of the engine.
         drift_ML: int64, pairs of this rank that the plan did not know; served at home.
         served_MLS: int64, pairs that each of this rank's slots served.
-        fell_back: (micro-step, layer) that ran at home because a replica could not be had.
+        fell_back: (micro-step, layer) that ran at home because a replica was missing.
         plan_s: Seconds of planning on this rank.
         share_s: Seconds of exchanging counts and plans.
         slot_bytes: Memory of the slots on this rank.
-        served_skew_ML: float64, skew over the EP group as served, where routing was a hint (``replay=False``); else None.
+        served_skew_ML: float64, skew over the EP group as served, if routing was a hint (``replay=False``); else None.
         known_rows: Number of (micro-step, layer) pairs that used routes made as the stage began.
-        counted_rows: Those that did not, by why: the "first" stage of a kind compares; more tokens are "unknown" than there are
-            spare places; work "differs" from the plan or routers did from work; the experts of tokens were "untold"; the "layer"
-            has another dispatcher or shared experts between its messages; routes take the "memory" that they may.
+        counted_rows: Number of other rows, by reason: "first", the first stage of a kind only compares; "unknown", more unknown
+            tokens than spare places; "differs", work differs from the plan or from the routers' choices; "untold", no routing by
+            token; "layer", another dispatcher or shared experts between its messages; "memory", the limit for routes.
         route_bytes: Host memory of the routes on this rank.
     """
 
@@ -50,7 +50,7 @@ class MegatronSummary:
     route_bytes: int = 0
 
     def metrics(self) -> dict[str, float]:
-        """Totals of the stage; skews are the plan's, means over rows, before (experts at home) and after, and as served."""
+        """Returns totals of the stage; skews are the plan's means over rows before (experts at home) and after, and as served."""
         plan = self.plan
         home_MLG = plan.load_MLE.reshape(plan.M, plan.L, plan.G, -1).sum(axis=3)
         drift_L = self.drift_ML.sum(axis=0)
@@ -81,7 +81,7 @@ class MegatronSummary:
 def summary_of(
     planned: Planned, stage: MegatronStage, timeline: Timeline | None, slot_bytes: int, counted_rows: dict[str, int]
 ) -> MegatronSummary:  # fmt: skip
-    """Takes stock of a stage that is over."""
+    """Returns the summary of a finished stage."""
     assert timeline is not None
     drift_ML, served_MLS = stage.counts()
     return MegatronSummary(

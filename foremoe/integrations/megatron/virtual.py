@@ -1,4 +1,4 @@
-"""Megatron's virtual experts by a plan: HybridEP and Megatron's kernels execute, foremoe says what is where."""
+"""Plans for Megatron's virtual experts: foremoe places experts and tokens, HybridEP and Megatron's kernels execute."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _OTHER = "as foremoe knows virtual experts (docs/compatibility.md); set moe_virt
 
 
 def attached_class(chunks: Sequence[Any], usual: type[Any]) -> type[Any]:
-    """`VirtualAttached` if the model's MoE layers have virtual experts, else the usual class."""
+    """Returns `VirtualAttached` if the model's MoE layers have virtual experts, else `Attached`."""
     from foremoe.integrations.megatron.virtual_attach import VirtualAttached  # derives from the usual one
 
     wanted = [getattr(getattr(unwrap(chunk), "config", None), "moe_virtual_expert_load_balance", False) for chunk in chunks]
@@ -46,7 +46,7 @@ def attached_class(chunks: Sequence[Any], usual: type[Any]) -> type[Any]:
 def experts_to_copy(plan: Plan) -> Array:
     """int32 [M, L, G, B]: the expert in every virtual slot, -1 empty; slots that serve nothing are empty.
 
-    Megatron adds the gradient of every slot in this table to its owner, and overwrites those of slots that got tokens.
+    Megatron adds the gradient of every slot in this table to its owner, and overwrites gradients of slots that received tokens.
     """
     copies_MLGR = np.where(plan.quota_MLGS[..., plan.B :] > 0, plan.expert_MLGS[..., plan.B :], -1)
     table_MLGB = np.full((plan.M, plan.L, plan.G, plan.B), -1, np.int32)
@@ -57,11 +57,11 @@ def experts_to_copy(plan: Plan) -> Array:
 def runtime_experts(
     topk_TK: torch.Tensor, row: Slotted | None, num_base: int, num_slots: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """int16 [T, K], rank * 2B + b or + B + s: who serves each pair; unknown pairs go home. Nothing waits for the device.
+    """int16 [T, K], rank * 2B + b or + B + s: the slot that serves each pair; unknown pairs go home. Never waits for the device.
 
     Args:
         topk_TK: Experts that the router chose, in any order.
-        row: What is known of them; None: all go home.
+        row: Known routing of these tokens; None: all go home.
 
     Returns:
         The table; pairs that went home unplanned; planned pairs that the router did not choose.
@@ -79,7 +79,7 @@ def runtime_experts(
 
 
 def capacity_factor(quota_MLGS: Array, tokens_MG: Array, num_topk: int, num_base: int, alignment: int) -> float:
-    """Returns the least ``moe_expert_rank_capacity_factor`` that gives every rank enough room; infinity if none does.
+    """Returns the smallest ``moe_expert_rank_capacity_factor`` with enough room on every rank; infinity if none suffices.
 
     A rank has ``tokens * topk * factor`` places, and at least one per pair of its own plus a block less one for each of its 2B
     experts; the pairs of an expert fill whole blocks.
@@ -104,10 +104,10 @@ class VirtualSummary:
     """Summary of one stage on one rank.
 
     Attributes:
-        plan: What was run.
+        plan: The plan that ran.
         drift: Pairs of this rank that the plan did not know; served at home.
-        fell_back: Calls that Megatron's planner or the home placement answered, those of multi-token prediction among them.
-        factor: The least ``moe_expert_rank_capacity_factor`` that the plan needs.
+        fell_back: Calls that Megatron's planner or the home placement answered, including those of multi-token prediction.
+        factor: The smallest ``moe_expert_rank_capacity_factor`` that the plan allows.
         plan_s: Seconds of planning on this rank.
         share_s: Seconds of exchanging counts and plans.
     """
@@ -120,7 +120,7 @@ class VirtualSummary:
     share_s: float
 
     def metrics(self) -> dict[str, float]:
-        """Totals of the stage; skews are the plan's, means over rows, before (experts at home) and after."""
+        """Returns totals of the stage; skews are the plan's means over rows before (experts at home) and after."""
         plan = self.plan
         home_MLG = plan.load_MLE.reshape(plan.M, plan.L, plan.G, -1).sum(axis=3)
         return {
@@ -134,15 +134,15 @@ class VirtualStage:
     """Answers Megatron's calls of ``plan_virtual_expert_routes`` during one stage; making one is collective.
 
     Args:
-        planned: With the experts of every token.
-        group: EP group; `process_group`: as Megatron has it.
-        most_bytes: Of host memory for routes; rows beyond it fall back.
-        module: Megatron's; see `module_of`.
+        planned: Plan with the experts of every token.
+        group: EP group; `process_group`: the same as Megatron's object.
+        most_bytes: Host memory for routes; rows beyond it fall back.
+        module: Megatron's module; see `module_of`.
 
     Attributes:
-        layer: Whose call is being answered; None: a layer that was not planned.
-        rows: Slots of pairs, and what rows lack; compared with what routers did.
-        tokens_MG: Tokens of every rank; `equal`: they are as many on all ranks in every micro-step.
+        layer: Layer whose call is being answered; None: a layer that was not planned.
+        rows: Slots of pairs, and missing pairs of rows; compared with the routers' choices.
+        tokens_MG: Tokens of every rank; `equal`: whether all ranks have as many in every micro-step.
     """
 
     def __init__(
@@ -198,7 +198,7 @@ class VirtualStage:
 
 
 class VirtualLayer:
-    """One MoE layer with virtual experts, which says who calls between `enter` and `leave`; nothing else of it changes."""
+    """One MoE layer with virtual experts; between `enter` and `leave` it tells the stage which layer calls."""
 
     def __init__(self, moe: Any, index: int) -> None:
         self.moe, self.index = moe, index
@@ -208,7 +208,7 @@ class VirtualLayer:
             raise InputError(f"layer {moe.layer_number - 1} has no plan_dispatch in its {type(self._manager).__name__}, {_OTHER}")
 
     def enter(self, stage: VirtualStage) -> None:
-        """From here on calls of this layer go by the stage's plan."""
+        """Makes calls of this layer follow the stage's plan."""
         own, self._stage = self._manager.plan_dispatch, stage
 
         def plan_dispatch(*args: Any, **kwargs: Any) -> Any:
@@ -230,10 +230,10 @@ class VirtualLayer:
 
 
 def module_of() -> Any:
-    """Megatron's module of virtual experts.
+    """Returns Megatron's module of virtual experts.
 
     Raises:
-        InputError: It plans by another interface.
+        InputError: It has another planning interface.
     """
     module = importlib.import_module(MODULE)
     planner = getattr(module, FUNCTION, None)

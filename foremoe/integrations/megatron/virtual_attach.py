@@ -29,7 +29,7 @@ _logger = logging.getLogger(__name__)
 
 
 class VirtualAttached(Attached):
-    """As `Attached`, of a model with ``moe_virtual_expert_load_balance=True``: Megatron moves weights, tokens and gradients."""
+    """`Attached` for a model with ``moe_virtual_expert_load_balance=True``: Megatron moves weights, tokens and gradients."""
 
     _virtual: VirtualStage | None = None
 

@@ -1,4 +1,4 @@
-"""Watching: what a stage's routing would gain by replicas, while it runs as without foremoe."""
+"""Watches a stage that runs without foremoe: measures what replicas would gain on its routing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Watched:
     """One stage of one rank that ran at home.
 
     Attributes:
-        planned: What it would have run with one redundant slot per rank, and two.
+        planned: Plans with one redundant slot per rank, and with two, which did not run.
         unknown: Share of this rank's pairs that `work` does not know.
     """
 
@@ -33,11 +33,11 @@ class Watched:
 
     @property
     def plan(self) -> Plan:
-        """Of the EP group's counts."""
+        """Plan of the EP group's counts."""
         return self.planned[0].plan
 
     def metrics(self) -> dict[str, float]:
-        """Means over rows: skew at home and with replicas, the hottest expert as a multiple of the mean one; and totals."""
+        """Returns means over rows, and totals: skew at home and with replicas, and the hottest expert's load over the mean."""
         load_MLE = self.plan.load_MLE
         home_MLG = load_MLE.reshape(*load_MLE.shape[:2], self.plan.G, -1).sum(axis=3)
         out = {"skew_before": mean_skew(home_MLG), "hottest": mean_skew(load_MLE), "unknown": self.unknown}
@@ -49,7 +49,7 @@ def watch(planning: Planning, work: Any, stage: str) -> Watched:
     """Plans a stage for one and two redundant slots per rank, and runs nothing; collective over the EP group.
 
     Raises:
-        InputError: On all ranks: work that is a plan already, or does not fit.
+        InputError: On all ranks: `work` is already a plan, or does not fit.
     """
     if isinstance(work, Plan | Planned):
         raise InputError("a plan cannot be run with redundant=0, which only watches; give work, or attach with redundant=1.")

@@ -1,9 +1,9 @@
-"""foremoe inside veRL: two settings more than veRL's own two for router replay; nothing is forked::
+"""foremoe inside veRL, through two settings besides veRL's own two for router replay, without a fork::
 
     actor_rollout_ref.actor.megatron._target_=foremoe.integrations.verl.EngineConfig
     +actor_rollout_ref.actor.megatron.foremoe.redundant=1
 
-`plugin` is what ``import verl`` finds by its entry point. Everything else is imported where veRL's Megatron engine is.
+``import verl`` loads `plugin` through its entry point. Everything else is imported with veRL's Megatron engine.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""EngineConfig: veRL's Megatron engine config with one more key; named in YAML by ``_target_``."""
+"""EngineConfig: veRL's Megatron engine config with one more key; select it in YAML with ``_target_``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["EngineConfig", "Settings"]
 
 @dataclass
 class EngineConfig(McoreEngineConfig):  # type: ignore[misc]
-    """``McoreEngineConfig`` and `foremoe`: `Settings`, or a mapping of them; None leaves the engine as it is."""
+    """``McoreEngineConfig`` with `foremoe`: `Settings`, or a mapping of them; None leaves the engine unchanged."""
 
     foremoe: Any = None
 

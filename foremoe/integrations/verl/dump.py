@@ -1,4 +1,4 @@
-"""Counts-only workloads of production runs, to be compared off line."""
+"""Writes workloads (counts) of production runs, for comparisons offline."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _logger = logging.getLogger(__name__)
 
 
 def dump_workload(attached: Attached, routing: Sequence[Array], stage: str, number: int, folder: str) -> None:
-    """Rank 0 of the EP group, global rank R, writes ``STAGE_NUMBER_rankR.safetensors`` for ``foremoe compare``; collective.
+    """Writes ``STAGE_NUMBER_rankR.safetensors`` for ``foremoe compare``, on rank 0 of the EP group (global rank R); collective.
 
-    The stage runs as it would without a dump: a file that cannot be written is a warning in the log.
+    A dump does not affect the stage: if the file cannot be written, foremoe logs a warning.
     """
     import torch.distributed as dist
 

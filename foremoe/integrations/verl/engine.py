@@ -1,4 +1,4 @@
-"""The engine that takes the place of veRL's Megatron engine: the same, with the plan made where micro-batches are."""
+"""The engine that replaces veRL's Megatron engine: the same, but plans once micro-batches are formed."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ PLATFORM = "cuda", "nvidia"
 
 
 def register(module: ModuleType) -> type:
-    """Registers the engine over that of veRL's module `transformer_impl`; returns it.
+    """Registers the engine in place of the one in veRL's module `transformer_impl`; returns it.
 
-    It takes the place of one that was registered before a reload, where veRL would refuse a second one.
+    It also replaces an engine registered before a reload, although veRL would refuse a second one.
     """
     engine = engine_class(module)
     registered = getattr(module.EngineRegistry, "_engines", {}).get("language_model", {}).get("megatron", {})
@@ -31,13 +31,13 @@ def register(module: ModuleType) -> type:
 
 
 def engine_class(module: ModuleType) -> type:
-    """veRL's `MegatronEngineWithLMHead` with plans; as it was where the config has no `foremoe`.
+    """Returns veRL's `MegatronEngineWithLMHead` with plans; without `foremoe` in the config it behaves as before.
 
-    Pickles find the last one made in this module.
+    Unpickling uses the last class made in this module.
     """
 
     class ForeMoEEngine(module.MegatronEngineWithLMHead):  # type: ignore[name-defined, misc]
-        """veRL's engine; a pass whose routing is known runs by a plan that is made as soon as its micro-batches are."""
+        """veRL's engine; plans every pass with known routing once its micro-batches are formed."""
 
         __qualname__ = "ForeMoEEngine"
         _foremoe: Any = None
@@ -49,7 +49,7 @@ def engine_class(module: ModuleType) -> type:
                 self.attach_foremoe(settings)
 
         def attach_foremoe(self, settings: Settings) -> None:
-            """Puts slots around the model's MoE layers; collective. `initialize` calls it where the config says so."""
+            """Adds slots to the model's MoE layers; collective. `initialize` calls it if the config says so."""
             from foremoe.integrations.verl.session import Session
 
             self._foremoe = Session(self, settings)

@@ -22,12 +22,12 @@ _OF_PLAN = (*_MEANS, "replicas", "fell_back", "known_rows", *(f"counted/{why}" f
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """One rank's part of a stage.
+    """One rank's metrics of a stage.
 
     Attributes:
         first: Whether the rank is the first of its EP group.
         num_rows: Rows of its plan; 0: it ran without one.
-        values: `MegatronSummary.metrics` and what the session adds.
+        values: `MegatronSummary.metrics`, and values that the session adds.
     """
 
     first: bool
@@ -36,14 +36,14 @@ class Figures:
 
     @staticmethod
     def of(first: bool, report: MegatronSummary | VirtualSummary | Watched | None, **more: float) -> Figures:
-        """From the report of the stage, None if there was no plan; `more`: seconds and flags of the session."""
+        """Makes the figures from the report of the stage, None if there was no plan; `more`: seconds and flags of the session."""
         if report is None:
             return Figures(first=first, num_rows=0, values=more)
         return Figures(first=first, num_rows=report.plan.N, values=report.metrics() | more)
 
 
 class Totals:
-    """Figures of all stages of one kind since they were last taken."""
+    """Accumulated figures of all stages of one kind since the last `take`."""
 
     def __init__(self) -> None:
         self._values: dict[str, float] = {}
@@ -65,7 +65,7 @@ class Totals:
         self._num_rows += sum(part.num_rows for part in parts if part.first)
 
     def take(self) -> dict[str, Metric]:
-        """Name -> what veRL makes one number of over data-parallel ranks: largest or mean; starts again from nothing."""
+        """Returns values by name, in the types that veRL reduces over data-parallel ranks (largest or mean), and resets them."""
         out = {}
         for name, value in self._values.items():
             if name in _MEANS:

@@ -1,6 +1,6 @@
-"""Packing: which samples of a mini-batch share a micro-batch, by the rank loads that their experts cause.
+"""Packing: chooses the samples of a mini-batch that share a micro-batch, by the rank loads of their experts.
 
-veRL's own split knows lengths. This one starts from it and changes nothing but which samples of a data-parallel rank stand
+veRL's own split considers only lengths. Packing starts from it and changes only which samples of a data-parallel rank are
 together: samples stay on their rank and in their optimizer step, and a rank keeps its number of micro-batches, their token limit
 and the attention of its longest one.
 """
@@ -32,13 +32,13 @@ _LAYERS = 8
 
 
 class Packer:
-    """Forms other micro-batches; one per engine.
+    """Regroups samples into micro-batches; one per engine.
 
     Args:
-        engine: VeRL's, initialized.
+        engine: veRL's engine, initialized.
 
     Raises:
-        InputError: Sizes of the model that planning cannot price.
+        InputError: Planning cannot price the sizes of the model.
     """
 
     def __init__(self, engine: Any) -> None:
@@ -65,7 +65,7 @@ class Packer:
         ]
 
     def repack_batches(self, data: Any, micro_batches: list[Any], indices: Any) -> tuple[list[Any], Any]:
-        """Micro-batches and samples of each; veRL's own where its split is of fixed size, or something fails. Collective."""
+        """Returns micro-batches and their samples; veRL's own if its split has a fixed size, or packing fails. Collective."""
         from verl.utils import tensordict_utils as tu
 
         if indices is None:
@@ -101,7 +101,7 @@ class Packer:
         return [tu.index_select_tensor_dict(data, samples) for samples in split], split
 
     def close(self) -> None:
-        """Gives the groups back."""
+        """Releases the groups."""
         for group in (self._data, *self._alike):
             group.close()
 

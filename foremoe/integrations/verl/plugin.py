@@ -1,8 +1,8 @@
-"""What ``import verl`` loads in every process, by the entry point group ``verl.plugins``.
+"""The module that ``import verl`` loads in every process, through the entry point group ``verl.plugins``.
 
-It must cost nothing where no Megatron engine is made: it waits for veRL's engine module and registers foremoe's engine in its
-place whenever that has been imported, or reloaded. The engine acts only where the config says so (`EngineConfig`). ``FOREMOE=0``
-switches all of it off. Whatever fails here leaves veRL as it is, with a warning.
+It must cost nothing if no Megatron engine is made: it waits for veRL's engine module and replaces that engine whenever the module
+is imported or reloaded. The engine plans only if the config says so (`EngineConfig`). ``FOREMOE=0`` disables everything. If
+anything fails here, veRL stays unchanged, and a warning is logged.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _logger = logging.getLogger(__name__)
 
 
 def install() -> None:
-    """Registers the engine, now or when veRL's own has been imported; does nothing a second time."""
+    """Registers the engine now, or once veRL's own has been imported; a second call has no effect."""
     if os.environ.get("FOREMOE", "1").strip().lower() in ("0", "off", "false", "no"):
         return
     # Of a reload of this module there may be one of a class that was called the same.

@@ -1,4 +1,4 @@
-"""The routing of this rank's tokens as rollout or a recording pass knows it, by micro-batch, before any of them runs."""
+"""The routing of this rank's tokens per micro-batch, as known from rollout or a recording pass before the first one runs."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class _Target:
 
 
 def routing_of(engine: Any, places: Sequence[Place], micro_batches: Sequence[Any]) -> list[Array]:
-    """int16 [T, L, K] per micro-batch, in the order of `places`, the rank's MoE layers; -1 where routing is not known.
+    """int16 [T, L, K] per micro-batch, in the order of `places`, the rank's MoE layers; -1 if routing is not known.
 
-    VeRL's own code lays the routes out, for stand-ins of its routers. So packing, padding and every kind of parallelism are
-    veRL's by construction, whether the routers replay or not.
+    veRL's own code lays out the routes, for stand-ins of its routers. So packing, padding and every kind of parallelism match
+    veRL's, whether the routers replay or not.
     """
     from verl.utils.megatron import router_replay_utils as replay
 

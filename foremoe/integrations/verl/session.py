@@ -1,4 +1,4 @@
-"""Session: foremoe on one veRL engine, over all its passes."""
+"""Session: runs foremoe on one veRL engine, over all its passes."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ _logger = logging.getLogger(__name__)
 
 
 def override(name: str, value: Any) -> str:
-    """What veRL's command says so that Megatron's option `name` is `value`."""
+    """Writes Megatron's option `name` with `value` as in veRL's command."""
     own = name in ("expert_tensor_parallel_size", "sequence_parallel")
     return hydra("++actor_rollout_ref.actor.megatron." + ("" if own else "override_transformer_config."))(name, value)
 
 
 class Session:
-    """What lives as long as the engine.
+    """State that lives as long as the engine.
 
     Args:
-        engine: VeRL's, initialized. Where its router replay is off, rollout's routing is a hint.
+        engine: veRL's engine, initialized. If its router replay is off, rollout's routing is a hint.
 
-    A stage whose planning fails on any rank, takes too long, or gives an invalid plan runs at home on all ranks: a warning in the
-    log, and the metric ``foremoe/STAGE/unplanned``.
+    A stage whose planning fails on any rank, takes too long, or gives an invalid plan runs at home on all ranks, with a warning
+    in the log and the metric ``foremoe/STAGE/unplanned``.
     """
 
     def __init__(self, engine: Any, settings: Settings) -> None:
@@ -68,10 +68,10 @@ class Session:
         self.packer = Packer(self.engine) if self.settings.packing else None
 
     def should_plan(self, data: Any, forward_only: bool) -> bool:
-        """Whether routing is known now, to be replayed or as a hint: not where R2 records, nor where veRL replays but not in this
-        pass (the reference model).
+        """True if routing is known now, to be replayed or as a hint.
 
-        The same on all ranks, those without MoE layers included.
+        It is not while R2 records, nor if veRL replays in other passes but not in this one (the reference model). All ranks
+        return the same, including those without MoE layers.
         """
         from verl.utils import tensordict_utils as tu
 
@@ -91,7 +91,7 @@ class Session:
 
     @contextlib.contextmanager
     def run_stage(self, forward_only: bool) -> Iterator[RunningStage]:
-        """One pass over all micro-batches."""
+        """Runs one pass over all micro-batches."""
         try:
             with contextlib.ExitStack() as stack:
                 yield RunningStage(self, "recompute" if forward_only else "update", stack)
@@ -102,9 +102,9 @@ class Session:
             raise
 
     def report(self, data: Any, output: Any) -> None:
-        """Puts the figures of all stages since the last report among the metrics of an update's last mini-batch.
+        """Adds the figures of all stages since the last report to the metrics of an update's last mini-batch.
 
-        veRL drops the metrics of a recompute, and takes means over the mini-batches of an update.
+        veRL drops the metrics of a recompute, and averages those of an update over its mini-batches.
         """
         from verl.utils import tensordict_utils as tu
         from verl.utils.metric import Metric
@@ -118,7 +118,7 @@ class Session:
             output["metrics"].update(metrics)
 
     def close(self) -> None:
-        """Gives everything back: the engine is veRL's own again."""
+        """Restores veRL's own engine."""
         self.attached.detach()
         self.copy.close()
         if self.packer is not None:
@@ -135,10 +135,10 @@ class RunningStage:
         self._seconds: dict[str, float] = {}
 
     def begin(self, data: Any, micro_batches: list[Any], indices: Any) -> tuple[list[Any], Any]:
-        """Forms other micro-batches if that is wanted, plans them, and enters the stage; collective.
+        """Regroups micro-batches if requested, plans them, and enters the stage; collective.
 
         Returns:
-            The micro-batches, and which samples of `data` are in each, as veRL has them.
+            The micro-batches, and which samples of `data` are in each, in veRL's format.
         """
         session, attached = self._session, self._session.attached
         number = session.num_stages[self._stage]

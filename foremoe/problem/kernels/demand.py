@@ -1,4 +1,4 @@
-"""Pairs by the node that their tokens are on."""
+"""Pairs by the node of their tokens."""
 
 from __future__ import annotations
 
@@ -18,6 +18,6 @@ def add_rows(amount_QC, row_Q, out_RC):
 
 @kernel
 def demand_rows(low, high, load_NGE, node_G, demand_NVE):
-    """Adds, for rows [low, high), the pairs that the tokens of a node send to an expert."""
+    """Adds, for rows [low, high), the pairs that a node's tokens send to each expert."""
     for n in range(low, high):
         add_rows(load_NGE[n], node_G, demand_NVE[n])

@@ -1,9 +1,9 @@
-"""Whether few ranks with one redundant slot each can reach a maximum load: exact, over all sets of ranks.
+"""Decides exactly whether a few ranks with one redundant slot each can reach a maximum load, over all sets of ranks.
 
-Every rank has one slot, so replicas lead from home to slot in trees, and in cycles, which less load all the way round opens. A
-rank no fuller than the maximum need not give: what it would give, its own giver can give in its place, of the expert that
-it gives already. So only ranks above the maximum give. What is in their way is how a giver's experts are shared out: a set of
-ranks takes one expert up to its load and up to what the set lacks.
+Every rank has one slot, so replicas lead from home to slot in trees, or in cycles, which break up if less load moves all the way
+round. A rank below the maximum need not give load: its own giver can give in its place, from the expert that it gives already. So
+only ranks above the maximum give. They are limited by how a giver's experts are divided: a set of ranks takes one expert up to
+its load and up to what the set lacks.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _share_out(members, load_J, taken_JQ, taken_Q):
 
 @kernel
 def reachable(target, load_GB):
-    """Whether any replicas level all ranks to at most `target`; `load_GB`, int64, descends on every rank."""
+    """True if some replicas bring all ranks to at most `target`; `load_GB`, int64, descends on every rank."""
     G, B = load_GB.shape
     load_G, giver_G, num = np.empty(G, np.int64), np.full(G, -1), 0
     givers = 0
@@ -94,7 +94,7 @@ def reachable(target, load_GB):
 
 @kernel
 def settle_rows(low, high, load_NE, homes, reached_N, bound_N):
-    """Raises ``bound_N[low:high]`` in rows close to it, to `reached_N` if that is the least, or to a share `NEAR` below it."""
+    """Raises ``bound_N[low:high]`` near `reached_N`: to `reached_N` if that is optimal, else to within `NEAR` of the optimum."""
     G, B = homes.base_NGB.shape[1:]
     domain_G = homes.node_G if homes.node_only else np.zeros_like(homes.node_G)
     domains = [domain_G == domain for domain in range(domain_G.max() + 1)]

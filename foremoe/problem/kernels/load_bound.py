@@ -1,4 +1,4 @@
-"""The least maximum load that ranks can reach, by what the most loaded ones can give away."""
+"""Lower bound of the largest rank load, from the load that the busiest ranks can give away."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from foremoe.base.compiled import kernel
 
 
 class Homes(NamedTuple):
-    """Where experts live, and where replicas may: `node_only` inside their home's node, `redundant` on a rank."""
+    """Where experts are at home and where replicas may be: inside their home's node with `node_only`, `redundant` on a rank."""
 
     base_NGB: Array
     node_G: Array
@@ -99,9 +99,9 @@ def _one_slot(target, rank_I, load_G, load_GB):
 
 @kernel
 def least_load(target, member_G, redundant, load_GB):
-    """No placement that keeps the homes, with replicas only among the ranks of `member_G`, has a smaller maximum among them.
+    """Lower bound of the largest load among the ranks of `member_G`, with the homes kept and replicas only among these ranks.
 
-    Returns `target` if it is more. `load_GB`, int64, is the load of the experts at home.
+    Returns at least `target`. `load_GB`, int64, is the load of the experts at home.
     """
     G = load_GB.shape[0]
     load_G = np.empty(G, np.int64)
@@ -133,7 +133,7 @@ def least_load(target, member_G, redundant, load_GB):
 
 @kernel
 def bound_row(target, member_G, num_base, quota_GS):
-    """`least_load` of a row whose experts have their whole load at home."""
+    """`least_load` of a row with all load at home."""
     load_GB = quota_GS[:, :num_base].astype(np.int64)
     return least_load(np.int64(target), member_G, quota_GS.shape[1] - num_base, load_GB)
 

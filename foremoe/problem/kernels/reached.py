@@ -1,13 +1,13 @@
-"""How many tokens have an expert in a place, from counts."""
+"""Estimates from counts how many tokens have an expert in a place (a rank or a node)."""
 
 from foremoe.base.compiled import inner_kernel
 
 
 @inner_kernel
 def reached(tokens, pairs, num_topk, num_experts):
-    """Tokens that have at least one of their `num_topk` experts in a place which serves `pairs` of their pairs.
+    """Tokens that have at least one of their `num_topk` experts in a place that serves `pairs` of their pairs.
 
-    An estimate: every token draws its experts like all others, without drawing one twice.
+    The estimate assumes that all tokens draw distinct experts from the same distribution.
     """
     if pairs <= 0.0:
         return 0.0
@@ -20,7 +20,7 @@ def reached(tokens, pairs, num_topk, num_experts):
 
 @inner_kernel
 def alone(share, num_topk, num_experts):
-    """The chance that a token with an expert in a place that holds this share of experts has no other there."""
+    """Probability that a token with an expert in a place with this share of all experts has no other one there."""
     none = 1.0
     for drawn in range(1, num_topk):
         none *= max(0.0, 1.0 - (share * num_experts - 1.0) / (num_experts - drawn))

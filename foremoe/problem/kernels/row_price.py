@@ -1,9 +1,9 @@
-"""Seconds of a row, from its traffic: one formula for plans, simulation and search.
+"""Seconds of a row from its traffic, by one formula for plans, simulation and search.
 
-A row's tokens go out, are computed and come back: each takes as long as the busiest rank, link or NIC. Its copies run beside
-that, on links that exchanges leave free. What its neighbours send over the same links is not known to a row: they count as if
-they had what this one has, on ranks that are as likely any others. Copies may start two rows ahead, so a link with `b` seconds of
-this row's copies and `a` of its neighbour's makes each of both rows wait for (a + b) / 2 less the time of a row.
+A row dispatches its tokens, computes and combines: each takes as long as the busiest rank, link or NIC. Copies run in parallel,
+on links that exchanges leave free. A row does not know its neighbours' copies; they count as if neighbours had as many as this
+row, on equally likely ranks. Copies may start two rows ahead, so a link with `b` seconds of this row's copies and `a` of its
+neighbour's makes each of both rows wait for (a + b) / 2 less the time of a row.
 """
 
 from typing import NamedTuple
@@ -36,7 +36,7 @@ from foremoe.problem.kernels.traffic import (
 
 
 class Prices(NamedTuple):
-    """Seconds of what a row does, once each; plain numbers, so that compiled functions take them as they are."""
+    """Seconds of each unit of work in a row; plain numbers, which compiled functions can read."""
 
     gemm_s: float  # of a padded pair, one forward
     pair_s: float  # of a pair besides its GEMMs
@@ -78,7 +78,7 @@ class Seconds(NamedTuple):
 
 @inner_kernel
 def exchange_s(prices, t):
-    """Seconds of one exchange, and those that peer links and NICs are busy in it."""
+    """Seconds of one exchange, and seconds that peer links and NICs are busy in it."""
     peer = rdma = 0.0
     for g in range(t.quota_EG.shape[1]):
         peer = max(peer, max(t.sum_XG[PEER_OUT, g], t.sum_XG[PEER_IN, g]))
@@ -97,7 +97,7 @@ def rank_s(g, prices, t):
 
 @inner_kernel
 def compute_s(prices, t):
-    """`rank_s` of the slowest rank in each."""
+    """`rank_s` of the slowest rank, in forward and in backward."""
     forward_s = backward_s = 0.0
     for g in range(t.quota_EG.shape[1]):
         once_s, back_s = rank_s(g, prices, t)
@@ -153,7 +153,7 @@ def _slowed_s(prices, t):
 
 @inner_kernel
 def row_seconds(prices, windows, row, t):
-    """The `Seconds` of a row; what precedes its experts, ``windows.all_s``, comes on top."""
+    """Returns the `Seconds` of a row, without what precedes its experts (``windows.all_s``)."""
     if row.ranks.travel >= SPREAD_BY_PAIR:
         spread(row, t)
     once_s, peer_s, rdma_s = exchange_s(prices, t)
@@ -196,9 +196,9 @@ def count_copy(e, g, num, row, t):
 
 @inner_kernel
 def set_quota(e, g, quota, row, t):
-    """Makes rank `g` serve `quota` pairs of an expert whose traffic was taken away; a replica comes or goes with its pairs.
+    """Makes rank `g` serve `quota` pairs of an expert whose traffic was removed; a replica exists only while it has pairs.
 
-    A home is busy as long as its expert has any pairs: its gradient is needed.
+    A home is busy as long as its expert has any pairs, because its gradient is needed.
     """
     had, tile, home, total_XG = t.quota_EG[e, g], row.ranks.tile, row.home_E[e], t.sum_XG
     total_XG[PAIRS, g] += quota - had
@@ -222,7 +222,7 @@ def set_quota(e, g, quota, row, t):
 
 @inner_kernel
 def hold_homes(row, t):
-    """All pairs of every expert go home: sums that were zero become those of the row without replicas, but for `put`."""
+    """Sends all pairs of every expert home; zero sums become those of the row without replicas, except what `put` adds."""
     ranks = row.ranks
     if ranks.travel == BY_PAIR:
         for g in range(ranks.node_G.size):
@@ -237,7 +237,7 @@ def hold_homes(row, t):
 
 @kernel
 def clear_traffic(row, t):
-    """Empties a row's traffic again."""
+    """Empties a row's traffic."""
     for e in range(row.load_E.size):
         for i in range(t.num_E[e]):
             t.quota_EG[e, t.holder_EG[e, i]] = 0
@@ -253,7 +253,7 @@ def clear_traffic(row, t):
 
 @kernel
 def fill_traffic(expert_GS, quota_GS, num_base, row, t):
-    """The traffic of a placement, from an empty one."""
+    """Fills an empty traffic from a placement."""
     hold_homes(row, t)
     for g in range(expert_GS.shape[0]):
         for s in range(expert_GS.shape[1]):

@@ -1,7 +1,7 @@
-"""Traffic: what every rank of a row serves, sends and receives, kept by differences.
+"""Traffic: what every rank of a row serves, sends and receives, updated incrementally.
 
-One expert's part can be taken away, changed and put back, in time that depends on the ranks that hold it and their nodes, not on
-the other experts. All sums are of whole numbers, but messages under ``"node"`` dispatch: what is put back leaves no trace.
+One expert's part can be removed, changed and added again, in time that depends on the ranks that hold it and their nodes, not on
+the other experts. All sums are whole numbers, except messages under ``"node"`` dispatch, so adding a part again restores them.
 """
 
 from typing import NamedTuple
@@ -23,7 +23,7 @@ BY_PAIR, BY_NODE, SPREAD_BY_PAIR, SPREAD_BY_NODE = range(4)
 
 
 class Ranks(NamedTuple):
-    """The ranks of a cluster and how tokens travel between them."""
+    """The ranks of a cluster and the kind of dispatch between them."""
 
     node_G: Array
     order_G: Array  # ranks node by node, ascending in a node
@@ -37,7 +37,7 @@ class Ranks(NamedTuple):
 
 
 class Row(NamedTuple):
-    """What of a row no placement changes."""
+    """The parts of a row that no placement changes."""
 
     load_GE: Array  # int32
     demand_VE: Array
@@ -48,7 +48,7 @@ class Row(NamedTuple):
 
 
 class Traffic(NamedTuple):
-    """A placement of a row, and what follows from it."""
+    """A placement of a row, and the traffic that follows from it."""
 
     quota_EG: Array  # int32, pairs of an expert that a rank serves
     holder_EG: Array  # int64, ranks that hold an expert: its home, then its replicas in any order
@@ -66,7 +66,7 @@ class Traffic(NamedTuple):
 
 @kernel
 def empty_traffic(num_experts, num_ranks, num_nodes, num_nics, by_node):
-    """No expert is anywhere."""
+    """Returns a traffic in which no expert is placed."""
     E, G, V = num_experts, num_ranks, num_nodes
     (G_, V_) = (G, V) if by_node else (0, 0)
     return Traffic(
@@ -79,7 +79,7 @@ def empty_traffic(num_experts, num_ranks, num_nodes, num_nics, by_node):
 
 @inner_kernel
 def put(e, sign, row, t):
-    """Adds what the tokens of an expert send to where it is held, by the split law; with `sign` -1, takes it away."""
+    """Adds the messages of an expert's tokens to the slots that hold it, by the split law; removes them with `sign` -1."""
     if row.ranks.travel == BY_PAIR:
         _put_pairs(e, sign, row, t)
     elif row.ranks.travel == BY_NODE:
@@ -198,7 +198,7 @@ def _share_node(v, sign, ranks, t):
 
 @inner_kernel
 def settle(row, t):
-    """Brings messages up to date with the flow of pairs; nothing to do unless tokens travel by node."""
+    """Updates messages to the flow of pairs; does nothing unless tokens travel by node."""
     if row.ranks.travel != BY_NODE:
         return
     ranks = row.ranks
@@ -250,7 +250,7 @@ def _renew_node(v, row, t):
 
 @inner_kernel
 def spread(row, t):
-    """The traffic of sources that are not known: each has an equal part of what every rank serves."""
+    """Traffic if sources are not known: each source has an equal part of what every rank serves."""
     ranks, total_XG = row.ranks, t.sum_XG
     G, V = ranks.node_G.size, ranks.first_V.size - 1
     by_node, all_pairs = ranks.travel == SPREAD_BY_NODE, 0.0

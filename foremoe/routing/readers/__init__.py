@@ -1,1 +1,1 @@
-"""Readers of what rollout engines return, and the pass that counts it."""
+"""Reads the routing that rollout engines return, and counts it."""

@@ -1,4 +1,4 @@
-"""Counting routing into pairs per expert, in place: whatever the integer dtype, the payload is neither copied nor converted."""
+"""Counts routing into pairs per expert in place: a payload of any integer dtype is neither copied nor converted."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -21,9 +21,9 @@ REPEATED, MARKED, BLANK, UNKNOWN = range(4)
 
 
 def count_pairs(topk_TLK: Any, num_experts: int) -> Array:
-    """int32 [L, E]: pairs of each expert in integers of numpy or torch.
+    """int32 [L, E]: pairs of each expert, from integers of numpy or torch.
 
-    -1 is an expert that is not known and counts nowhere; one that a token lists twice in a layer is one pair, as in a router's
+    -1 is an unknown expert and does not count; an expert that a token lists twice in a layer is one pair, as in a router's
     map of tokens to experts.
     """
     topk = as_array(topk_TLK, "routing")
@@ -57,10 +57,10 @@ def count_micro_steps(topk_of: Sequence[Any], num_experts: int, num_threads: int
 def count_ranges(topk_TLK: Array, layer_L: Array, range_X4: Array, load_MLGE: Array, unknown_ML: Array, tally: Array) -> None:
     """Adds the pairs of ranges of tokens to the cells of their micro-steps and source ranks, in place.
 
-    A (token, layer) that lists an expert twice counts it once. One with a -1 among its experts is not known and counts
-    nowhere; nor does a token whose experts are all 0 in every layer, for that is how engines pad (top-1 excepted, where it
-    may be routing). `layer_L`, int64, are the layers of the payload to count; `range_X4`, int64, holds first token, end,
-    micro-step and source rank. If an error is raised, `load_MLGE` (int32, C-contiguous) and `unknown_ML` hold part of the sums.
+    A (token, layer) that lists an expert twice counts it once. If it has a -1, it is unknown and does not count; nor does a token
+    whose experts are all 0 in every layer, since engines pad this way (except at top-1, where it may be routing). `layer_L`,
+    int64, are the layers of the payload to count; `range_X4`, int64, holds first token, end, micro-step and source rank. If an
+    error is raised, `load_MLGE` (int32, C-contiguous) and `unknown_ML` hold partial sums.
     """
     num_experts = load_MLGE.shape[3]
     limit, missing = _limits(topk_TLK.dtype, num_experts)
@@ -72,7 +72,10 @@ def count_ranges(topk_TLK: Array, layer_L: Array, range_X4: Array, load_MLGE: Ar
 
 
 def narrow_into(out_TLK: Array, known_T: Array, topk_TLK: Array, layer_L: Array, num_experts: int, tally: Array) -> None:
-    """Copies the chosen layers of known tokens (all layers known, no expert twice) into zeros; `known_T` of others gets False."""
+    """Copies the chosen layers of known tokens into zeros, and sets `known_T` of other tokens to False.
+
+    A token is known if all its layers are known and none lists an expert twice.
+    """
     limit, missing = _limits(topk_TLK.dtype, num_experts)
     for first, ids_TLK in blocks(topk_TLK):
         end = first + len(ids_TLK)
@@ -81,7 +84,7 @@ def narrow_into(out_TLK: Array, known_T: Array, topk_TLK: Array, layer_L: Array,
 
 
 def known_rows(topk_TLK: Array, layer_L: Array) -> Array:
-    """bool [T]: no -1 in the chosen layers, and not all 0, as engines pad (top-1 excepted)."""
+    """bool [T]: True without -1 in the chosen layers and if not all 0, as engines pad (except at top-1)."""
     ids_TLK = topk_TLK[:, layer_L]
     blank_T = (ids_TLK == 0).all(axis=(1, 2)) & (topk_TLK.shape[2] > 1)
     known_T: Array = (ids_TLK >= 0).all(axis=(1, 2)) & ~blank_T
@@ -89,7 +92,7 @@ def known_rows(topk_TLK: Array, layer_L: Array) -> Array:
 
 
 def blocks(topk_TLK: Array) -> Iterator[tuple[int, Array]]:
-    """(first token, unsigned read-only view) of an array as a whole; of contiguous copies where it cannot be read in place."""
+    """Yields (first token, unsigned read-only view) of the whole array, or of contiguous copies if it cannot be read in place."""
     # One signedness, layout and mutability: kernels are compiled for four dtypes, not for dozens.
     unsigned = np.dtype(f"u{topk_TLK.dtype.itemsize}")
     native = topk_TLK.dtype.newbyteorder("=")
@@ -120,7 +123,7 @@ def _require_none(fault: tuple[int, int, int], first: int, topk_TLK: Array, num_
 
 @kernel
 def add_pairs(ids_TLK, limit, missing, load_LE):
-    """Adds every pair to `load_LE` once, `missing` to none; False at an id that is neither."""
+    """Adds every pair to `load_LE` once, those of `missing` to none; False at an invalid id."""
     T, L, K = ids_TLK.shape
     seen_E = np.zeros(load_LE.shape[1], np.int64)
     stamp = np.int64(0)
@@ -152,7 +155,7 @@ def is_blank(ids_TLK, t, layer_L):
 
 @kernel
 def check_row(ids_TLK, t, layer, limit, missing, seen_E, stamp):
-    """How many experts of a (token, layer) repeat; -1: it is not known; -2 - k: the id at k is none. Stamps `seen_E`."""
+    """Returns how many experts of a (token, layer) repeat; -1: it is unknown; -2 - k: the id at k is invalid. Stamps `seen_E`."""
     repeated, known = 0, True
     for k in range(ids_TLK.shape[2]):
         e = np.uint64(ids_TLK[t, layer, k])
@@ -168,7 +171,7 @@ def check_row(ids_TLK, t, layer, limit, missing, seen_E, stamp):
 
 @kernel
 def add_ranges(ids_TLK, layer_L, limit, missing, range_X4, load_MLGE, unknown_ML, tally):
-    """`count_ranges` of an unsigned array; (token, layer, position) of the first id that is none, else (-1, -1, -1)."""
+    """`count_ranges` of an unsigned array; (token, layer, position) of the first invalid id, else (-1, -1, -1)."""
     L, K, E = len(layer_L), ids_TLK.shape[2], load_MLGE.shape[3]
     # Cells of one rank lie far apart in load_MLGE; a range is counted in a table that stays in the cache.
     pairs_LE = np.zeros((L, E), np.int32)
@@ -214,7 +217,7 @@ def add_ranges(ids_TLK, layer_L, limit, missing, range_X4, load_MLGE, unknown_ML
 
 @kernel
 def narrow(ids_TLK, layer_L, limit, missing, num_experts, out_TLK, known_T, tally):
-    """`narrow_into` of an unsigned array; (token, layer, position) of the first id that is none, else (-1, -1, -1)."""
+    """`narrow_into` of an unsigned array; (token, layer, position) of the first invalid id, else (-1, -1, -1)."""
     T, _, K = ids_TLK.shape
     seen_E = np.zeros(num_experts, np.int64)
     stamp = 0

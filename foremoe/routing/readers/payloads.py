@@ -1,4 +1,4 @@
-"""One payload of a rollout engine as an array of integers, whatever it is encoded in; checked before anything is allocated."""
+"""Decodes one payload of a rollout engine, in any encoding, to an array of integers; checks it before allocating memory."""
 
 import binascii
 import math
@@ -26,7 +26,7 @@ _WIRE = tuple(np.dtype(name) for name in ("<i4", "u1", "<i2", "<i8"))
 
 
 class Expected(NamedTuple):
-    """What is known about a payload without its own shape; None or empty: nothing."""
+    """Known properties of a payload besides its own shape; None or empty: not known."""
 
     num_topk: int | None = None
     num_layers: tuple[int, ...] = ()  # layer counts that a row may have
@@ -37,10 +37,10 @@ class Expected(NamedTuple):
 
 
 def decode(payload: Any, expected: Expected) -> Array:
-    """Integers [T, L, K]; a view of the payload wherever it has a buffer.
+    """Returns integers [T, L, K]; a view of the payload if it has a buffer.
 
-    Takes arrays and tensors [T, L, K] (or flat, if shapes are expected), raw bytes or those of an .npy file, base64 text of
-    either, and nested lists [T][L][K] with None where something is not known.
+    Accepts arrays and tensors [T, L, K] (or flat, if shapes are expected), raw bytes or those of an .npy file, base64 text of
+    either, and nested lists [T][L][K] with None for unknown experts.
     """
     if isinstance(payload, str):
         return _from_base64(payload, expected)
@@ -57,7 +57,7 @@ def decode(payload: Any, expected: Expected) -> Array:
 
 
 def as_numpy(value: Any) -> Array | None:
-    """An array or tensor of integers as numpy's, None for anything else; torch is not imported."""
+    """Converts an array or tensor of integers to numpy, anything else to None; torch is not imported."""
     if isinstance(value, np.ndarray):
         if value.dtype.kind not in "iu":
             cure = ", as pandas holds a column of lists; give pyarrow's column.to_pylist()" if value.dtype.kind == "O" else ""
@@ -76,7 +76,7 @@ def as_numpy(value: Any) -> Array | None:
 
 
 def integer_dtype(value: Any) -> np.dtype[Any]:
-    """`value` (a name such as "uint16", a numpy or torch dtype) as a numpy integer dtype, little-endian unless it says so."""
+    """Converts `value` (a name such as "uint16", a numpy or torch dtype) to a numpy integer dtype, little-endian by default."""
     text = str(value).removeprefix("torch.") if not isinstance(value, type | np.dtype) else value
     try:
         dtype = np.dtype(text)
@@ -155,7 +155,7 @@ def _raw_layout(num_bytes: int, expected: Expected) -> tuple[np.dtype[Any], tupl
 
 
 def checked_shape(value: Any) -> tuple[int, int, int]:
-    """`value` as (rows, layers, top-k)."""
+    """Returns `value` as (rows, layers, top-k)."""
     shape = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str | bytes) else ()
     if len(shape) != 3 or any(isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 0 for n in shape):
         raise InputError(f"shape must be [rows, layers, top-k]; got {str(value)[:60]}.")

@@ -1,4 +1,4 @@
-"""Reader: what is known of the model, and one sequence's payloads placed on its tokens."""
+"""Reader: aligns the payloads of one sequence with its tokens, given the model."""
 
 import itertools
 import math
@@ -29,9 +29,9 @@ class Read(NamedTuple):
 
 
 class Reader:
-    """Decodes sequences of one model; what the model leaves open is fixed by the first of them.
+    """Decodes sequences of one model; the first sequence fixes what the model leaves open.
 
-    Arguments are those of `from_routed_experts`.
+    The arguments are those of `from_routed_experts`.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Reader:
 
     @property
     def moe_layer_L(self) -> Array:
-        """int32 [L]: the model's numbers of the layers that are read."""
+        """int32 [L]: the model's numbers of the layers to read."""
         if self._moe is None:
             raise InputError("the payloads do not show the layers; give model or moe_layer_L.")
         return self._moe
@@ -73,11 +73,11 @@ class Reader:
         return self._topk
 
     def empty(self, num_tokens: int) -> Array:
-        """uint8 or int16 zeros [T, L, K]."""
+        """Returns uint8 or int16 zeros [T, L, K]."""
         return np.zeros((num_tokens, len(self.moe_layer_L), self.topk()), np.uint8 if self.num_experts <= 256 else np.int16)
 
     def require_tokens(self, num_tokens: int, source_bytes: int) -> None:
-        """Raises InputError where payloads of these bytes may not become routing of so many tokens."""
+        """Raises InputError if payloads of these bytes are too small for routing of this many tokens."""
         # Of payloads that are None, lengths alone say how many tokens there are.
         layers = 1 if self._moe is None else len(self._moe)
         shape = num_tokens, layers, self._topk or 1

@@ -1,6 +1,7 @@
-"""Files as engines and recorders leave them: answers, chosen experts and counts in JSON, parquet, ``.pt``, ``.npz``, safetensors.
+"""Reads files of engines and recorders: answers, chosen experts and counts in JSON, parquet, ``.pt``, ``.npz``, safetensors.
 
-Nothing in a file is run or believed: a ``.pt`` may hold tensors and plain values alone, and sizes are compared with the file's.
+No code in a file is run and no size is trusted: a ``.pt`` may hold only tensors and plain values, and sizes are checked against
+the file's.
 """
 
 import contextlib
@@ -36,7 +37,7 @@ _EXPANSION = 16  # what a compressed file may become, as for .npz
 
 
 class Recorded(NamedTuple):
-    """What a file holds: routing of sequences, or counts; None: not that, or not told."""
+    """Content of a file: routing of sequences, or counts; None: not present."""
 
     payloads: Any = None  # for `from_routed_experts`
     lengths: Array | None = None  # tokens of each payload
@@ -49,10 +50,10 @@ class Recorded(NamedTuple):
 
 
 def read_recorded(path: str, model: Model | None = None) -> Recorded:
-    """Reads one file; `model` tells counts from chosen experts where both would fit.
+    """Reads one file; `model` decides between counts and chosen experts if the file could be either.
 
     Raises:
-        InputError: Nothing that is known, in one sentence with the cure.
+        InputError: The format is not known; the message gives a remedy.
     """
     source, experts = Path(path), None if model is None else model.num_experts
     suffix = source.suffix.lower()

@@ -1,4 +1,4 @@
-"""Payloads apart: which sequence each belongs to, and what its envelope says about it."""
+"""Assigns payloads to sequences, and reads their envelopes."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -21,11 +21,11 @@ _MAX_DEPTH = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Routed:
-    """The routing of one sequence as an engine sent it, with what else the engine said; None: not known.
+    """The routing of one sequence as an engine sent it, with its metadata; None: not known.
 
-    Instead of `data`, `segments` hold what the engine sent in several requests (turns, resumed rollouts), in their order; each a
-    payload with its own `start`, of any kind. Where they overlap the later one holds, unless a row of it is not known and the
-    earlier one's is. Tokens in none are not known.
+    Instead of `data`, `segments` hold the payloads of several requests (turns, resumed rollouts) in order, each of any kind and
+    with its own `start`. Where they overlap, the later one wins, unless one of its rows is unknown and the earlier one's is
+    known. Tokens outside all segments are unknown.
     """
 
     data: Any = None  # a payload in any encoding, from token `start` on, or from the end of the prompt if `prompt` is given
@@ -52,7 +52,7 @@ class Routed:
 
 
 def unpack(payloads: Any, lengths: Any = None, start: Any = None, mask: Any = None) -> list[Routed]:
-    """One `Routed` per sequence; see `from_routed_experts` for the arguments."""
+    """Returns one `Routed` per sequence; see `from_routed_experts` for the arguments."""
     if mask is not None:
         return _cut_by_mask(payloads, mask, lengths, start)
     items = _separate(payloads)
@@ -67,7 +67,7 @@ def unpack(payloads: Any, lengths: Any = None, start: Any = None, mask: Any = No
 
 
 def parse_routed(item: Any, depth: int = 0) -> Routed:
-    """One payload with its envelope, of any kind, as `Routed`; `depth` counts the envelopes around it."""
+    """Converts one payload with its envelope to `Routed`; `depth` counts the envelopes around it."""
     if depth > _MAX_DEPTH:
         raise InputError(f"the payload lies in more than {_MAX_DEPTH} envelopes; send it in one.")
     if isinstance(item, Routed):
@@ -102,14 +102,14 @@ def parse_routed(item: Any, depth: int = 0) -> Routed:
 
 
 def num_ids(ids: Any) -> int | None:
-    """How many token ids there are; None if they were not sent."""
+    """Returns the number of token ids; None if they were not sent."""
     if ids is None or (hasattr(ids, "__len__") and not isinstance(ids, str)):
         return None if ids is None else len(ids)
     raise InputError(f"token ids must be a list; got {type(ids).__name__}.")
 
 
 def payload_bytes(items: Sequence[Any], depth: int = 0) -> int:
-    """Bytes of payloads as they came, envelopes left out; of nested lists about what their numbers take."""
+    """Bytes of payloads as received, without envelopes; for nested lists, about the size of their numbers."""
     if depth > _MAX_DEPTH:
         return 0  # it is refused where it is read
     total, inner = 0, depth + 1

@@ -1,4 +1,4 @@
-"""SGLang: what its `--enable-return-routed-experts` returns, as payloads for `from_routed_experts` and `count_workload`.
+"""SGLang: converts results of `--enable-return-routed-experts` to payloads for `from_routed_experts` and `count_workload`.
 
 SGLang itself is not imported.
 """
@@ -13,17 +13,17 @@ from foremoe.routing.readers.sequences import Routed, parse_routed
 
 
 def payloads(outputs: Any) -> list[Routed]:
-    """One `Routed` per output or choice, in order: the last token has no row.
+    """Returns one `Routed` per output or choice, in order; the last token has no row.
 
     Args:
         outputs: A dict with `meta_info` as `/generate` and the engine return it, an answer of an OpenAI route with `choices`, or
-            a list of these; a list in the list is one sequence of several requests (turns, resumed rollouts), in their order.
+            a list of these; a nested list is one sequence of several requests (turns, resumed rollouts), in order.
             OpenAI routes send routing of the first choice alone, in `sglext`, unless the request has `return_meta_info`.
-            Lengths are taken from token ids and counts of tokens; without either, give `lengths`. No answer repeats the request's
-            `routed_experts_start_len`: where it was set, add it to the answer under this name, or give `start`.
+            Lengths come from token ids and token counts; without either, give `lengths`. Answers do not repeat the request's
+            `routed_experts_start_len`: if it was set, add it to the answer under this name, or give `start`.
 
     Raises:
-        InputError: Something else.
+        InputError: The output has another form.
     """
     return sequences_of(outputs, _of_answer)
 

@@ -1,4 +1,4 @@
-"""Tables with a row for each layer of a token, or for each expert of a layer: names that people give their columns."""
+"""Reads tables with a row for each layer of a token, or for each expert of a layer, under common column names."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -26,13 +26,13 @@ _ROW_BYTES = 64  # what a row of a table takes at least, once parsed
 
 
 def table_columns(names: Collection[str]) -> dict[str, str]:
-    """The column of each role that is there."""
+    """Returns the column of each role that the table has."""
     found = {role: next((name for name in known if name in names), None) for role, known in _COLUMNS.items()}
     return {role: name for role, name in found.items() if name is not None}
 
 
 def routed_of(rows: list[Any], columns: Mapping[str, str], size: int) -> tuple[list[Array], Array]:
-    """int32 [T, L, K] of each sequence in the order of its first row, -1 where there is no row; and the layers' numbers."""
+    """int32 [T, L, K] of each sequence in the order of its first row, -1 for missing rows; and the layers' numbers."""
     cells: dict[Any, list[tuple[int, int, Any]]] = {}
     for row in rows:
         token = whole(_cell(row, columns, "token"), columns["token"], 0, MAX_TOKENS)
@@ -57,7 +57,7 @@ def routed_of(rows: list[Any], columns: Mapping[str, str], size: int) -> tuple[l
 
 
 def counts_of(rows: list[Any], columns: Mapping[str, str], size: int) -> tuple[Array, Array]:
-    """int64 [S, L, E], zero where there is no row; and the layers' numbers."""
+    """int64 [S, L, E], zero for missing rows; and the layers' numbers."""
     keys = [name for name in ("step", "layer", "expert", "count") if name in columns]
     highs = {"step": MAX_TOKENS, "layer": MAX_EXPERTS, "expert": MAX_EXPERTS, "count": 2**31 - 1}
     cells = np.array([[whole(_cell(row, columns, key), columns[key], 0, highs[key]) for key in keys] for row in rows], np.int64)

@@ -1,4 +1,4 @@
-"""vLLM: what its `--enable-return-routed-experts` returns, as payloads for `from_routed_experts` and `count_workload`.
+"""vLLM: converts results of `--enable-return-routed-experts` to payloads for `from_routed_experts` and `count_workload`.
 
 vLLM itself is not imported.
 """
@@ -12,16 +12,16 @@ from foremoe.routing.readers.sequences import Routed, num_ids
 
 
 def payloads(outputs: Any) -> list[Routed]:
-    """One `Routed` per completion, in order.
+    """Returns one `Routed` per completion, in order.
 
     Args:
-        outputs: A `RequestOutput` of vLLM, an answer of its HTTP server as a dict, or a list of these; a list in the list is one
-            sequence of several requests (turns, resumed rollouts). Lengths are taken from token ids, in an answer of one choice
-            from `usage` too; without either, give `lengths`. No answer repeats the request's `routed_experts_prompt_start`:
-            where it was set, add it to the answer under this name, or give `start`.
+        outputs: A `RequestOutput` of vLLM, an answer of its HTTP server as a dict, or a list of these; a nested list is one
+            sequence of several requests (turns, resumed rollouts). Lengths come from token ids, and from `usage` in an answer of
+            one choice; without either, give `lengths`. Answers do not repeat the request's `routed_experts_prompt_start`: if it
+            was set, add it to the answer under this name, or give `start`.
 
     Raises:
-        InputError: Something without completions.
+        InputError: An output has no completions.
     """
     return sequences_of(outputs, _of_answer)
 
