@@ -168,15 +168,20 @@ def _of_slots(change: Change) -> bool:
     return change.name.startswith("R = ")
 
 
-def stage_seconds(case: Case, of: Case, *, even: bool = False, num_threads: int | None = None) -> float:
-    """Seconds in which `case` trains as many tokens per rank as `of` has, including moves to other homes."""
+def stage_seconds(
+    case: Case, of: Case, *, even: bool = False, num_threads: int | None = None, state_bytes: float = Anneal().state_bytes
+) -> float:
+    """Seconds in which `case` trains as many tokens per rank as `of` has, including moves to other homes.
+
+    `state_bytes` are moved with every weight.
+    """
     problem = case.problem
     part = sample(problem)
     run = force_balanced(part) if even else simulate(part, Planner().plan(part, num_threads=num_threads)[0])
     whole = whole_stage(problem, part, run, case.trainer)
     moves_s = 0.0
     if problem.L == of.problem.L and problem.G == of.problem.G and (problem.home_LE != of.problem.home_LE).any():
-        moves_s = float(price_L(of.problem, problem.home_LE, Anneal().state_bytes).sum()) * of.trainer.share_of_step(problem.M)
+        moves_s = float(price_L(of.problem, problem.home_LE, state_bytes).sum()) * of.trainer.share_of_step(problem.M)
     return whole.seconds(problem.M * over(_tokens(of.problem), _tokens(problem))) + moves_s
 
 
@@ -196,7 +201,7 @@ def _changes(case: Case, slots: SlotChoice) -> Iterator[tuple[str, str, Case]]:
             yield f"R = {option.redundant}", f"{size} GB a rank for buffers", Case(changed, trainer)
     for solver in (Lpt(), Anneal()):
         home_LE = solver.solve(problem)
-        moved = _moved(problem, home_LE)
+        moved = experts_moved(problem, home_LE)
         if moved:
             changed = dataclasses.replace(problem, home_LE=home_LE)
             cost = f"{moved:{'.0f' if moved >= 1.0 else '.1f'}} of {problem.E} experts of a layer move, with optimizer state"
@@ -214,6 +219,6 @@ def _changes(case: Case, slots: SlotChoice) -> Iterator[tuple[str, str, Case]]:
         yield DO_NOT_RECOMPUTE if schedule.reforward else RECOMPUTE, f"{peak} GB a rank at home", Case(changed, trainer)
 
 
-def _moved(problem: Problem, home_LE: Array) -> float:
+def experts_moved(problem: Problem, home_LE: Array) -> float:
     """Experts of a layer that change their rank, on average."""
     return float((problem.home_LE // problem.B != home_LE // problem.B).sum()) / problem.L

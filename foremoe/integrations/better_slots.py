@@ -1,20 +1,27 @@
-"""Logs once per job if another number of redundant slots would be better."""
+"""Logs once per job if another number of redundant slots, or other homes, would be better."""
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 
-from foremoe.advice.slots import SlotChoice, choose_slots
+from foremoe.advice.changes import Case, experts_moved, stage_seconds
+from foremoe.advice.slots import LEAST_GAIN, SlotChoice, choose_slots
 from foremoe.base.errors import InputError
 from foremoe.base.threads import call_in_thread
+from foremoe.machine.trainer import Trainer
+from foremoe.planner.planner import Planner
 from foremoe.problem.memory import gigabytes
 from foremoe.problem.problem import Problem
+from foremoe.solvers.home.anneal import Anneal
 
 _logger = logging.getLogger(__name__)
 
+HOMES = Anneal(state_bytes=4.0)  # engines exchange weights as a stage begins, and float32 gradients as it ends
+
 
 class SlotAdvice:
-    """Logs the result of `better_slots` for the first update that is planned for time."""
+    """Logs the results of `better_slots` and `better_homes` for the first update that is planned for time."""
 
     def __init__(self) -> None:
         self._said = False
@@ -31,10 +38,12 @@ class SlotAdvice:
 def _say(problem: Problem) -> None:
     try:
         choice = choose_slots(problem, num_threads=1)
+        slots, homes = better_slots(choice, problem), better_homes(choice)
     except InputError:  # advice is no reason to end a job
         return
-    if sentence := better_slots(choice, problem):
-        _logger.log(logging.WARNING if choice.redundant > problem.R else logging.INFO, sentence)
+    if slots or homes:
+        level = logging.WARNING if choice.redundant > problem.R or homes else logging.INFO
+        _logger.log(level, f"{'; '.join(filter(None, (slots, homes)))} (simulated; {problem.cluster.standing}).")
 
 
 def better_slots(choice: SlotChoice, problem: Problem) -> str:
@@ -47,4 +56,17 @@ def better_slots(choice: SlotChoice, problem: Problem) -> str:
     memory = f"{gigabytes(best.buffer_bytes)} GB of buffers a rank in place of {gigabytes(now.buffer_bytes)}"
     change = best.stage_s / now.stage_s - 1.0 if now.stage_s else 0.0
     effect = "no longer" if abs(change) < 0.005 else f"{-change:.0%} shorter" if change < 0.0 else f"{change:.0%} longer"
-    return f"{which} would make this {problem.stage} {effect}, for {memory} (simulated; {problem.cluster.standing})."
+    return f"{which} would make this {problem.stage} {effect}, for {memory}"
+
+
+def better_homes(choice: SlotChoice) -> str:
+    """Homes that would shorten the stage beside the chosen slots, their exchange included; empty where they gain under 1 %."""
+    problem, trainer = choice.problem, Trainer()
+    home_LE = Planner(home=HOMES).homes(problem, num_threads=1)
+    now_s = next(option.stage_s for option in choice.options if option.redundant == choice.redundant)
+    there, here = Case(dataclasses.replace(problem, home_LE=home_LE), trainer), Case(problem, trainer)
+    gain = 1.0 - stage_seconds(there, here, num_threads=1, state_bytes=HOMES.state_bytes) / now_s if now_s else 0.0
+    if gain < LEAST_GAIN:
+        return ""
+    which = f"homes by Anneal(state_bytes={HOMES.state_bytes:g}) for {experts_moved(problem, home_LE):.0f} of {problem.E} experts"
+    return f"with R = {choice.redundant}, {which} of a layer would make this {problem.stage} {gain:.0%} shorter"

@@ -5,7 +5,9 @@ import logging
 import threading
 
 import foremoe
-from foremoe.integrations.better_slots import SlotAdvice, better_slots
+from foremoe.integrations.better_slots import HOMES, SlotAdvice, better_homes, better_slots
+from foremoe.simulate import Judge
+from foremoe.solvers.home.price import price_L
 
 
 def problem_of(regime: str, redundant: int, **options: object) -> foremoe.Problem:
@@ -32,7 +34,7 @@ def test_more_slots_that_pay_are_a_warning_and_fewer_a_note(caplog) -> None:  # 
     choice = foremoe.choose_slots(problem)
     assert choice.redundant > 1, "a case in which more slots pay"
     ((level, text),) = said(problem, caplog)
-    assert level == logging.WARNING and text == better_slots(choice, problem)
+    assert level == logging.WARNING and text.startswith(better_slots(choice, problem))
     assert text.startswith(f"redundant={choice.redundant} in place of 1 would make this update ") and "% shorter, for " in text
     assert problem.cluster.standing in text
     assert said(choice.problem, caplog) == []
@@ -49,3 +51,21 @@ def test_nothing_is_said_where_seconds_were_not_asked_for_or_cannot_be_simulated
     problem = problem_of("mid", 1)
     assert said(dataclasses.replace(problem, load_MLGE=None), caplog) == []
     assert better_slots(foremoe.choose_slots(problem), dataclasses.replace(problem, redundant=3)) == ""
+
+
+def test_homes_are_named_where_slots_do_not_fit_and_moving_them_pays(caplog) -> None:  # type: ignore[no-untyped-def]
+    roomy = problem_of("skew", 0)
+    peak = int(foremoe.problem.memory.peak_bytes(roomy, roomy.static()).max())
+    problem = dataclasses.replace(roomy, cluster=dataclasses.replace(roomy.cluster, memory_bytes=peak + 1))
+    choice = foremoe.choose_slots(problem)
+    assert choice.redundant == 0 and not choice.options[-1].fits
+    home_LE = foremoe.Planner(home=HOMES).homes(problem)
+    moved = dataclasses.replace(problem, home_LE=home_LE)
+    # The whole stage, with the exchange of weights and float32 gradients.
+    runs = Judge.of(problem).run(moved, foremoe.Planner().plan(moved)[0], float(price_L(problem, home_LE, 4.0).sum()))
+    shorter = 1.0 - runs.gains()["planned_s"] / runs.gains()["static_s"]
+    assert shorter > 0.1
+    assert better_homes(choice).endswith(f"experts of a layer would make this update {shorter:.0%} shorter")
+    ((level, text),) = said(problem, caplog)
+    assert level == logging.WARNING and text.startswith(better_homes(choice) + " (simulated; ")
+    assert better_homes(foremoe.choose_slots(roomy)) == "", "slots do as much here"
