@@ -117,9 +117,9 @@ def advise(
 ) -> Advice:  # fmt: skip
     """Tries changes of the case one at a time and says which to make next.
 
-    The changes are other numbers of redundant slots, homes from `Anneal` and `Lpt` (moving weights and optimizer state counts once
-    per stage), the other dispatch, activation recomputation on or off, and `redealt`. Each is planned by the default planner and
-    simulated on a sample of its stage.
+    The changes are other numbers of redundant slots, homes from `Anneal` and `Lpt` (moving weights and optimizer state counts
+    once per stage), the other dispatch, activation recomputation on or off, and `redealt`. Each is planned by the default planner
+    and simulated on a sample of its stage.
 
     Args:
         problem: The present case.
