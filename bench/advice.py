@@ -16,8 +16,9 @@ from collections.abc import Iterator
 import numpy as np
 
 import foremoe
-from bench.cases import RECORDED
+from bench.cases import ESFT, RECORDED
 from bench.output import command_line, emit, hardware
+from bench.systems import recorded_workload
 from foremoe.advice.changes import Case, advise
 from foremoe.base.parallel import row_runner
 from foremoe.problem.problem import Problem
@@ -31,6 +32,8 @@ FILES = ("prefill_in1024", "decode_in1000out1000", "prefill_in1800out100")
 MOONLIGHT = Regime(sigma=0.6, groups=8, group_std=1.25, kappa=64.0, walk_std=0.15, domain_std=0.4, sequence_std=0.4)
 RIVALS = ("eplb-step", "eplb-exact", "quota", "echo", "moonep", "llep", "least_loaded", "lplb", "greedy")
 DISPATCHES = ("pairs", "node")
+GPT_OSS = ("gpt_oss_20b_decode.npz",)
+SHORT, LONGEST = (256, 512, 1024, 2048), 12  # tokens a rank and micro-step; micro-steps
 Name = tuple[str, int, str]
 
 
@@ -124,6 +127,22 @@ def reorder_line(model: str, ep: int, regime: str, micro_steps: int) -> str:
     return f"| {model} EP{ep}, {regime} | {mean_skew(problem.static().load_NG()):.2f} | {' | '.join(cells)} |"
 
 
+def short_lines() -> Iterator[str]:
+    """Rows of the fourth table: what the chosen slots give on recorded routing as micro-steps get shorter."""
+    recordings = (("gpt-oss-20b", GPT_OSS, "gpt-oss-20b"), ("ESFT", ESFT, "deepseek-v2-lite"))
+    for (name, files, model), (ep, dispatch) in itertools.product(recordings, ((8, "pairs"), (16, "node"))):
+        cells = []
+        for tokens in SHORT:
+            work = recorded_workload(files, model, ep, tokens)
+            if work is None:
+                return
+            posed = foremoe.Problem.of(work, foremoe.Cluster.preset("8xh100", ep, dispatch=dispatch))[:LONGEST]
+            chosen = foremoe.choose_slots(posed).problem
+            found = foremoe.gain(chosen, foremoe.Planner().plan(chosen)[0])
+            cells.append(f"{found.speedup:.2f} (R = {chosen.R}, M = {posed.M})")
+        yield f"| {name} EP{ep} {dispatch} | {' | '.join(cells)} |"
+
+
 def main() -> None:
     """Command line."""
     parser = command_line(__doc__)
@@ -140,6 +159,7 @@ def main() -> None:
             ratios += found
         sizes = itertools.product(("qwen3-30b-a3b", "qwen3-235b-a22b"), (16, 32), ("mild", "mid", "qwen3-like"))
         third = [reorder_line(*size, args.micro_steps) for size in sizes]
+        fourth = list(short_lines())
     off = np.abs(np.array(ratios) - 1.0)
     text = [
         "# Slots and advice (simulated)", "",
@@ -157,7 +177,10 @@ def main() -> None:
         "Moving homes alone, without slots, under node dispatch: the stage at home over the stage with moved homes, and"
         " the experts that move in a layer."
         f" {args.micro_steps} micro-steps of an update that bears half of the moves.", "",
-        "| case | skew at home | `Lpt` | `Anneal` |", "| --- | --- | --- | --- |", *third,
+        "| case | skew at home | `Lpt` | `Anneal` |", "| --- | --- | --- | --- |", *third, "",
+        "Short micro-steps: the stage at home over the planned stage, on recorded routing with all layers and at most"
+        f" {LONGEST} micro-steps (M), by tokens a rank and micro-step.", "",
+        f"| case | {' | '.join(map(str, SHORT))} |", f"| --- {'| --- ' * len(SHORT)}|", *fourth,
     ]  # fmt: skip
     emit("\n".join(text) + "\n", args.out)
 
