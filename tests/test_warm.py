@@ -42,6 +42,7 @@ for ranks_per_node in (8, 4):
         plan.check(problem)
         plan.rows_for(work, 3)
         simulate(problem, plan)
+        foremoe.advise(problem)
         foremoe.Planner().plan(problem.with_load(problem.load_MLE))
     task = PlanningTask(
         model=problem.model, cluster=cluster, stage=work.stage, schedule=problem.schedule, redundant=1,
