@@ -107,6 +107,7 @@ class HomeStage(Stage):
     def __init__(self, bank: ExpertBank) -> None:
         super().__init__(bank.home_LE, bank.device)
         self.bank, self.num_slots = bank, bank.num_base
+        self._weights: dict[tuple[int, bool], Residency] = {}
 
     def use(self, layer: int, in_backward: bool) -> tuple[int, Phase]:
         phase = Phase.BACKWARD if in_backward else Phase.FORWARD
@@ -116,10 +117,13 @@ class HomeStage(Stage):
         return self.at_home(layer, topk_TK), torch.zeros((), dtype=torch.int64)
 
     def weights(self, micro_step: int, layer: int, phase: int) -> Residency:
-        experts = self.bank.expert_LB[layer].tolist()
-        weights = tuple(self.bank.home(layer, e) for e in experts)
-        grads = tuple(self.bank.main_grad(layer, e) for e in experts) if phase == Phase.BACKWARD else None
-        return Residency(tuple(experts), weights, grads, True)
+        key = layer, phase == Phase.BACKWARD
+        if key not in self._weights:
+            experts = self.bank.expert_LB[layer].tolist()
+            weights = tuple(self.bank.home(layer, e) for e in experts)
+            grads = tuple(self.bank.main_grad(layer, e) for e in experts) if phase == Phase.BACKWARD else None
+            self._weights[key] = Residency(tuple(experts), weights, grads, True)
+        return self._weights[key]
 
     def end(self, *, partial: bool) -> None:
         return None

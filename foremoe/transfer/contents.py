@@ -1,6 +1,7 @@
 """What the engine checks about weights: that homes do not change within a plan, and, in debug mode, that copies equal them."""
 
 import hashlib
+import operator
 
 import torch
 
@@ -8,6 +9,8 @@ from foremoe.base.errors import InputError, StaleWeights, TransferError
 from foremoe.distributed.group import Group
 from foremoe.plan.plan import Plan
 from foremoe.transfer.base import Buffers, Tensors
+
+_VERSION = operator.attrgetter("_version")
 
 
 class HomeWatch:
@@ -33,7 +36,7 @@ class HomeWatch:
                 raise StaleWeights(f"{stale}; end the plan before the optimizer steps.", (self.rank,))
 
     def _version(self, layer: int) -> int:
-        return sum(x._version for x in self._homes_L[layer])
+        return sum(map(_VERSION, self._homes_L[layer]))
 
 
 def watch_homes(plan: Plan, buffers: Buffers, rank: int, before: HomeWatch | None) -> tuple[HomeWatch | None, str]:

@@ -45,28 +45,33 @@ class SlotContents:
                 self.expert_of[buffer], self.buffer_of[key] = key, buffer
 
 
+Homes = dict[tuple[int, bool], tuple[Tensors, ...]]  # (layer, gradients or weights) -> those of its base slots
+
+
 def residency(
-    plan: Plan, rank: int, buffers: Buffers, contents: SlotContents, m: int, layer: int, phase: int, at_home: bool
+    plan: Plan, rank: int, buffers: Buffers, contents: SlotContents, m: int, layer: int, phase: int, at_home: bool, homes: Homes
 ) -> Residency:
     """Reads off which tensors serve every slot in a use.
+
+    Args:
+        homes: Base slots that were looked up in an earlier use of the plan, to which this one's are added.
 
     Raises:
         TransferError: A backward or recomputation use lacks a replica that its forward used.
     """
-    base, quota_S = plan.B, plan.quota_MLGS[m, layer, rank].tolist()
-    expert_S, weights, grads = [], list[Tensors | None](), list[Tensors | None]()
-    for s, e in enumerate(plan.expert_MLGS[m, layer, rank].tolist()):
-        if s < base:
-            expert_S.append(e)
-            weights.append(buffers.home(layer, e))
-            grads.append(buffers.main_grad(layer, e) if phase == Phase.BACKWARD else None)
-        else:
-            expert_S.append(e if quota_S[s] > 0 and not at_home else -1)
-            buffer = contents.buffer_of.get((layer, expert_S[s]))
-            weights.append(None if buffer is None else buffers.slot(buffer))
-            grads.append(None if buffer is None or phase != Phase.BACKWARD else buffers.slot_grad(buffer))
-    lacking = [e for s, e in enumerate(expert_S) if e >= 0 and weights[s] is None]
+    expert_S, quota_R = plan.expert_MLGS[m, layer, rank].tolist(), plan.quota_MLGS[m, layer, rank, plan.B :].tolist()
+    expert_B, backward = expert_S[: plan.B], phase == Phase.BACKWARD
+    expert_R = [e if quota > 0 and not at_home else -1 for e, quota in zip(expert_S[plan.B :], quota_R, strict=True)]
+    buffer_R = [contents.buffer_of.get((layer, e)) for e in expert_R]
+    lacking = [e for e, buffer in zip(expert_R, buffer_R, strict=True) if e >= 0 and buffer is None]
     if lacking and phase != Phase.FORWARD:
         lost = f"the weights of expert {lacking[0]} of layer {layer} for the backward of micro-step {m}"
         raise TransferError(f"{lost} cannot be had on rank {rank}; no rank may take this optimizer step: end the job.", (rank,))
-    return Residency(tuple(expert_S), tuple(weights), tuple(grads) if phase == Phase.BACKWARD else None, not lacking)
+
+    def tensors(gradients: bool) -> tuple[Tensors | None, ...]:
+        at_home, in_buffer = (buffers.main_grad, buffers.slot_grad) if gradients else (buffers.home, buffers.slot)
+        if (layer, gradients) not in homes:
+            homes[layer, gradients] = tuple(at_home(layer, e) for e in expert_B)
+        return *homes[layer, gradients], *(None if buffer is None else in_buffer(buffer) for buffer in buffer_R)
+
+    return Residency((*expert_B, *expert_R), tensors(False), tensors(True) if backward else None, not lacking)
