@@ -98,14 +98,13 @@ class SlotProducts:
         """
         if not (len(like) and _are_aligned(row.shapes, like.element_size()) and _has_grouped_product(like.device, like.dtype)):
             return None
-        place_S, totals = [0, *itertools.accumulate(row.num_S)], list[_Part]()
-        parts = _parts(row.runs(0, residency.weights_S), place_S, row.end_S, MANY_PAIRS)
+        parts, totals = _parts(row.runs(0, residency.weights_S), row.num_S, row.end_S, MANY_PAIRS), list[_Part]()
         if residency.grads_S is not None:
             runs = row.runs(1, residency.grads_S)
             few = FEW_PAIRS if fuses(like) and runs[0].matrices[0].dtype == torch.float32 else 0
-            totals = _parts(runs, place_S, row.end_S, few)
-        covered = sum(part.num for part in parts) == place_S[-1] == sum(part.num for part in totals or parts)
-        return cls(parts, totals) if covered else None
+            totals = _parts(runs, row.num_S, row.end_S, few)
+        # Every pair's slot has weights, and in backward totals.
+        return cls(parts, totals) if {sum(part.num for part in of) for of in (parts, totals or parts)} == {len(like)} else None
 
     def times(self, rows: torch.Tensor, i: int) -> torch.Tensor:
         return self._multiply(rows, [part.matrices[i] for part in self.parts])
@@ -166,16 +165,16 @@ def find_runs(tensors_S: Sequence[Tensors | None], shapes: Sequence[tuple[int, .
     return found
 
 
-def _parts(runs: list[Run], place_S: list[int], end_S: torch.Tensor, most: int) -> list[_Part]:
+def _parts(runs: list[Run], num_S: list[int], end_S: torch.Tensor, most: int) -> list[_Part]:
     """The runs with pairs; slots by themselves where there are more than `most` pairs for each slot that has any."""
-    found = list[_Part]()
+    found, place_S = list[_Part](), [0, *itertools.accumulate(num_S)]
     for first, last, matrices, transposed in runs:
         begin, num = place_S[first], place_S[last] - place_S[first]
-        if last - first > 1 and num > most * sum(place_S[s] < place_S[s + 1] for s in range(first, last)):
+        if last - first > 1 and num > most * (last - first - num_S[first:last].count(0)):
             for s in range(first, last):
-                if place_S[s] < place_S[s + 1]:
-                    own = ([matrix[s - first] for matrix in both] for both in (matrices, transposed))
-                    found.append(_Part(place_S[s], place_S[s + 1] - place_S[s], *own, end_S))
+                if num_S[s]:
+                    own, own_transposed = ([matrix[s - first] for matrix in both] for both in (matrices, transposed))
+                    found.append(_Part(place_S[s], num_S[s], own, own_transposed, end_S))
         elif num:
             ends = end_S[first:last] if last - first > 1 else end_S
             found.append(_Part(begin, num, matrices, transposed, ends - begin if begin and last - first > 1 else ends))

@@ -172,13 +172,13 @@ class PlannedStage(Stage):
 
     def _intervals(self, split_MLP: torch.Tensor, expert_MLP: torch.Tensor) -> Any:
         """What rows need of the plan, of all rows at once."""
-        return Intervals.of(split_MLP, expert_MLP, self._plan.E)
+        return Intervals.of(split_MLP, expert_MLP, self._home_slot_LE)
 
     def use(self, layer: int, in_backward: bool) -> tuple[int, Phase]:
         return self._order.use(layer, in_backward, self._num_done)
 
     def slots(self, micro_step: int, layer: int, topk_TK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return remap_planned(topk_TK, self._planned_ML.row(micro_step, layer), self._home_slot_LE[layer])
+        return remap_planned(topk_TK, self._planned_ML.row(micro_step, layer))
 
     def replayed(self, micro_step: int, layer: int, topk_TK: torch.Tensor) -> Route | None:
         found = None if self._replay is None else self._replay.route(micro_step, layer, topk_TK.shape)

@@ -6,8 +6,10 @@ import time
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
+import numpy as np
 import torch.distributed as dist
 
+from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError, TransferError
 from foremoe.distributed.agreement import require_same
 from foremoe.distributed.group import Group, as_group
@@ -96,7 +98,7 @@ class Engine:
         require_agreement(self.group, plan, refused or fault, same_weights)
         self._watch, self._version = watch, self._version + (not same_weights)
         self._slots, self._homes = SlotContents(), Homes()
-        self._replicas_ML = (plan.quota_MLGS[:, :, :, plan.B :] > 0).any(axis=(2, 3))
+        self._replicas_ML: Array = np.any(plan.quota_MLGS[:, :, :, plan.B :] > 0, axis=(2, 3))
         with self._step():
             self._carrier.begin(plan, self.settings.prefetch, self._version)
             self._programme = self._carrier.programme
@@ -270,7 +272,7 @@ class Engine:
 
     @contextlib.contextmanager
     def _step(self) -> Iterator[None]:
-        """A failed transfer ends the step; what else fails here ends it on the others, but for an `InputError`, which all have."""
+        """A failed transfer ends the step, and what else fails here, but for an `InputError`, ends it on the other ranks."""
         try:
             yield
         except TransferError as error:
