@@ -103,8 +103,8 @@ class SlotProducts:
             runs = row.runs(1, residency.grads_S)
             few = FEW_PAIRS if fuses(like) and runs[0].matrices[0].dtype == torch.float32 else 0
             totals = _parts(runs, row.num_S, row.end_S, few)
-        # Every pair's slot has weights, and in backward totals.
-        return cls(parts, totals) if {sum(part.num for part in of) for of in (parts, totals or parts)} == {len(like)} else None
+        covered = sum(part.num for part in parts), sum(part.num for part in totals or parts)
+        return cls(parts, totals) if covered == (len(like), len(like)) else None
 
     def times(self, rows: torch.Tensor, i: int) -> torch.Tensor:
         return self._multiply(rows, [part.matrices[i] for part in self.parts])

@@ -6,10 +6,8 @@ import time
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
-import numpy as np
 import torch.distributed as dist
 
-from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError, TransferError
 from foremoe.distributed.agreement import require_same
 from foremoe.distributed.group import Group, as_group
@@ -22,7 +20,7 @@ from foremoe.transfer.base import Buffers
 from foremoe.transfer.carrier import Carrier
 from foremoe.transfer.contents import DebugContents, HomeWatch, watch_homes
 from foremoe.transfer.departures import Departures
-from foremoe.transfer.residency import Homes, Residency, SlotContents, residency
+from foremoe.transfer.residency import Residencies, Residency, SlotContents
 from foremoe.transfer.returns import Returns
 from foremoe.transfer.settings import EngineSettings
 from foremoe.transfer.timeline import Timeline
@@ -97,8 +95,8 @@ class Engine:
         watch, fault = watch_homes(plan, self.buffers, rank, self._watch if same_weights else None)
         require_agreement(self.group, plan, refused or fault, same_weights)
         self._watch, self._version = watch, self._version + (not same_weights)
-        self._slots, self._homes = SlotContents(), Homes()
-        self._replicas_ML: Array = np.any(plan.quota_MLGS[:, :, :, plan.B :] > 0, axis=(2, 3))
+        self._slots = SlotContents()
+        self._residencies = Residencies(plan, rank, self.buffers, self._slots)
         with self._step():
             self._carrier.begin(plan, self.settings.prefetch, self._version)
             self._programme = self._carrier.programme
@@ -227,7 +225,8 @@ class Engine:
         if failures := {g: text for g, (text, _) in enumerate(answers) if text}:
             g = min(failures)
             self._fail(TransferError(f"the step was ended by another rank (rank {g}: {failures[g]})", tuple(failures)))
-        self._plan, self._homes = None, Homes()
+        self._plan = None
+        self._residencies.homes.clear()  # which may go now
         return Timeline(
             rank=self.group.rank, begin_s=self._begin_s, wall_s=self._carrier.clock(),
             events=tuple(sorted([*self._carrier.log.events(), *self._returns.log.events()], key=lambda e: e.ready_s)),
@@ -243,7 +242,7 @@ class Engine:
     def _resident(self, plan: Plan, m: int, layer: int, phase: int) -> Residency:
         """The use's residency."""
         at_home = (m, layer) in self._fell_back
-        use = residency(plan, self.group.rank, self.buffers, self._slots, m, layer, phase, at_home, self._homes)
+        use = self._residencies.of(m, layer, phase, at_home)
         buffer_of = self._slots.buffer_of
         busy = [buffer_of[layer, e] for e in use.expert_S[plan.B :] if (layer, e) in buffer_of]
         if self._contents is not None:
@@ -252,7 +251,7 @@ class Engine:
                 self._contents.check(*self._slots.expert_of[buffer], self.buffers.slot(buffer))
         if phase == Phase.BACKWARD:
             self._returns.expect(busy)
-        elif phase == Phase.FORWARD and not at_home and self._replicas_ML[m, layer]:
+        elif phase == Phase.FORWARD and not at_home and self._residencies.replicas_ML[m, layer]:
             if self._homes_only:
                 return dataclasses.replace(use, complete=False)
             if plan.header.schedule.trains:

@@ -3,6 +3,9 @@
 from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
+import numpy as np
+
+from foremoe.base.arrays import Array
 from foremoe.base.errors import TransferError
 from foremoe.plan.plan import Plan
 from foremoe.plan.transfers import TransferList
@@ -45,33 +48,44 @@ class SlotContents:
                 self.expert_of[buffer], self.buffer_of[key] = key, buffer
 
 
-Homes = dict[tuple[int, bool], tuple[Tensors, ...]]  # (layer, gradients or weights) -> those of its base slots
+class Residencies:
+    """What the slots of a rank hold in the uses of one plan; what lies at home is looked up once.
 
-
-def residency(
-    plan: Plan, rank: int, buffers: Buffers, contents: SlotContents, m: int, layer: int, phase: int, at_home: bool, homes: Homes
-) -> Residency:
-    """Reads off which tensors serve every slot in a use.
-
-    Args:
-        homes: Base slots that were looked up in an earlier use of the plan, to which this one's are added.
-
-    Raises:
-        TransferError: A backward or recomputation use lacks a replica that its forward used.
+    Attributes:
+        replicas_ML: Whether a redundant slot of any rank serves pairs.
+        homes: Tensors of base slots by layer, their gradients (True) or weights.
     """
-    expert_S, quota_R = plan.expert_MLGS[m, layer, rank].tolist(), plan.quota_MLGS[m, layer, rank, plan.B :].tolist()
-    expert_B, backward = expert_S[: plan.B], phase == Phase.BACKWARD
-    expert_R = [e if quota > 0 and not at_home else -1 for e, quota in zip(expert_S[plan.B :], quota_R, strict=True)]
-    buffer_R = [contents.buffer_of.get((layer, e)) for e in expert_R]
-    lacking = [e for e, buffer in zip(expert_R, buffer_R, strict=True) if e >= 0 and buffer is None]
-    if lacking and phase != Phase.FORWARD:
-        lost = f"the weights of expert {lacking[0]} of layer {layer} for the backward of micro-step {m}"
-        raise TransferError(f"{lost} cannot be had on rank {rank}; no rank may take this optimizer step: end the job.", (rank,))
 
-    def tensors(gradients: bool) -> tuple[Tensors | None, ...]:
-        at_home, in_buffer = (buffers.main_grad, buffers.slot_grad) if gradients else (buffers.home, buffers.slot)
-        if (layer, gradients) not in homes:
-            homes[layer, gradients] = tuple(at_home(layer, e) for e in expert_B)
-        return *homes[layer, gradients], *(None if buffer is None else in_buffer(buffer) for buffer in buffer_R)
+    def __init__(self, plan: Plan, rank: int, buffers: Buffers, contents: SlotContents) -> None:
+        self._rank, self._base, self._buffers, self._contents = rank, plan.B, buffers, contents
+        served_MLGR = plan.quota_MLGS[:, :, :, plan.B :] > 0
+        self.replicas_ML: Array = np.any(served_MLGR, axis=(2, 3))
+        self._expert_MLS, self._served_MLR = plan.expert_MLGS[:, :, rank].tolist(), served_MLGR[:, :, rank].tolist()
+        self.homes = dict[tuple[int, bool], tuple[Tensors, ...]]()
 
-    return Residency((*expert_B, *expert_R), tensors(False), tensors(True) if backward else None, not lacking)
+    def of(self, m: int, layer: int, phase: int, at_home: bool = False) -> Residency:
+        """Reads off which tensors serve every slot in a use.
+
+        Raises:
+            TransferError: A backward or recomputation use lacks a replica that its forward used.
+        """
+        expert_S, backward = self._expert_MLS[m][layer], phase == Phase.BACKWARD
+        expert_B, served_R = expert_S[: self._base], self._served_MLR[m][layer]
+        expert_R = [e if served and not at_home else -1 for e, served in zip(expert_S[self._base :], served_R, strict=True)]
+        buffer_R = [self._contents.buffer_of.get((layer, e)) for e in expert_R]
+        lacking = [e for e, buffer in zip(expert_R, buffer_R, strict=True) if e >= 0 and buffer is None]
+        if lacking and phase != Phase.FORWARD:
+            lost = f"the weights of expert {lacking[0]} of layer {layer} for the backward of micro-step {m}"
+            lack = f"{lost} cannot be had on rank {self._rank}; no rank may take this optimizer step: end the job."
+            raise TransferError(lack, (self._rank,))
+        weights = self._at_home(layer, expert_B, False), [None if b is None else self._buffers.slot(b) for b in buffer_R]
+        if not backward:
+            return Residency((*expert_B, *expert_R), (*weights[0], *weights[1]), None, not lacking)
+        grads = self._at_home(layer, expert_B, True), [None if b is None else self._buffers.slot_grad(b) for b in buffer_R]
+        return Residency((*expert_B, *expert_R), (*weights[0], *weights[1]), (*grads[0], *grads[1]), True)
+
+    def _at_home(self, layer: int, expert_B: list[int], gradients: bool) -> tuple[Tensors, ...]:
+        if (layer, gradients) not in self.homes:
+            of = self._buffers.main_grad if gradients else self._buffers.home
+            self.homes[layer, gradients] = tuple(of(layer, e) for e in expert_B)
+        return self.homes[layer, gradients]
