@@ -119,10 +119,9 @@ class Row:
     def runs(self, kind: int, tensors_S: Sequence[Tensors | None]) -> list[Run]:
         """The runs of weights (0) or of gradients (1) in slots, found when redundant slots lie there for the first time."""
         key = self.layer, kind, *(0 if tensors is None else tensors[0].data_ptr() for tensors in tensors_S[self.num_base :])
-        found = self.kept.get(key)
-        if found is None:
-            found = self.kept[key] = find_runs(tensors_S, self.shapes)
-        return found
+        if key not in self.kept:
+            self.kept[key] = find_runs(tensors_S, self.shapes)
+        return self.kept[key]
 
 
 def end_of_slots(num_S: list[int], device: torch.device) -> torch.Tensor:

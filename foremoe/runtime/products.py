@@ -64,7 +64,6 @@ class Run(NamedTuple):
     first: int
     last: int  # behind it
     matrices: list[torch.Tensor]  # [slots, I, O] each; [I, O] of one slot
-    transposed: list[torch.Tensor]
 
 
 class _Part(NamedTuple):
@@ -73,7 +72,6 @@ class _Part(NamedTuple):
     begin: int
     num: int  # of pairs
     matrices: list[torch.Tensor]
-    transposed: list[torch.Tensor]
     end_S: torch.Tensor  # int32, where the pairs of its slots end, from the run's first
 
 
@@ -96,26 +94,28 @@ class SlotProducts:
 
         None where torch has no grouped product that is one operation, or where a slot with pairs has no weights.
         """
-        if not (len(like) and _are_aligned(row.shapes, like.element_size()) and _has_grouped_product(like.device, like.dtype)):
+        if not _has_grouped_product(like.device, like.dtype):
             return None
         parts, totals = _parts(row.runs(0, residency.weights_S), row.num_S, row.end_S, MANY_PAIRS), list[_Part]()
+        if not parts or sum(part.num for part in parts) < len(like):
+            return None
         if residency.grads_S is not None:
             runs = row.runs(1, residency.grads_S)
             few = FEW_PAIRS if fuses(like) and runs[0].matrices[0].dtype == torch.float32 else 0
             totals = _parts(runs, row.num_S, row.end_S, few)
-        covered = sum(part.num for part in parts), sum(part.num for part in totals or parts)
-        return cls(parts, totals) if covered == (len(like), len(like)) else None
+            assert sum(part.num for part in totals) == len(like), "what has weights has totals"
+        return cls(parts, totals)
 
     def times(self, rows: torch.Tensor, i: int) -> torch.Tensor:
         return self._multiply(rows, [part.matrices[i] for part in self.parts])
 
     def times_transposed(self, rows: torch.Tensor, i: int) -> torch.Tensor:
-        return self._multiply(rows, [part.transposed[i] for part in self.parts])
+        return self._multiply(rows, [part.matrices[i].mT for part in self.parts])
 
     def add(self, i: int, left: torch.Tensor, right: torch.Tensor) -> None:
         if not left.is_cuda:  # all at once, and not slot by slot
             left, right = (rows.to(self.totals[0].matrices[i].dtype) for rows in (left, right))
-        for begin, num, totals, _, end_S in self.totals:
+        for begin, num, totals, end_S in self.totals:
             mine, to_mine = left.narrow(0, begin, num), right.narrow(0, begin, num)
             if totals[i].dim() == 3:
                 add_products(totals[i], mine, to_mine, end_S)
@@ -124,7 +124,7 @@ class SlotProducts:
 
     def _multiply(self, rows_YI: torch.Tensor, weights: list[torch.Tensor]) -> torch.Tensor:
         out_YO: torch.Tensor | None = None
-        for (begin, num, _, _, end_S), weight in zip(self.parts, weights, strict=True):
+        for (begin, num, _, end_S), weight in zip(self.parts, weights, strict=True):
             if begin == 0 and weight.dim() == 3:
                 # The rows behind it are left as they are, for the runs that follow.
                 out_YO = functional.grouped_mm(rows_YI, weight, offs=end_S)
@@ -153,38 +153,32 @@ def add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) ->
 
 
 def find_runs(tensors_S: Sequence[Tensors | None], shapes: Sequence[tuple[int, ...]]) -> list[Run]:
-    """The runs of slots that have tensors."""
+    """The runs of slots that have tensors; none where a grouped product does not take matrices of their rows."""
     found = list[Run]()
+    size = next((tensors[0].element_size() for tensors in tensors_S if tensors is not None), 0)
+    if any(length * size % _ALIGNED_BYTES for shape in shapes for length in shape):
+        return found
     for first, last, strides in even_runs(tensors_S):
         if (tensors := tensors_S[first]) is None:
             continue
         sizes = [((last - first, *shape), (stride, shape[1], 1)) for shape, stride in zip(shapes, strides, strict=True)]
         stacks = [tensor.as_strided(*size) for tensor, size in zip(tensors, sizes, strict=True)]
-        matrices = stacks if last - first > 1 else [stack[0] for stack in stacks]
-        found.append(Run(first, last, matrices, [matrix.mT for matrix in matrices]))
+        found.append(Run(first, last, stacks if last - first > 1 else [stack[0] for stack in stacks]))
     return found
 
 
 def _parts(runs: list[Run], num_S: list[int], end_S: torch.Tensor, most: int) -> list[_Part]:
     """The runs with pairs; slots by themselves where there are more than `most` pairs for each slot that has any."""
     found, place_S = list[_Part](), [0, *itertools.accumulate(num_S)]
-    for first, last, matrices, transposed in runs:
+    for first, last, matrices in runs:
         begin, num = place_S[first], place_S[last] - place_S[first]
         if last - first > 1 and num > most * (last - first - num_S[first:last].count(0)):
-            for s in range(first, last):
-                if num_S[s]:
-                    own, own_transposed = ([matrix[s - first] for matrix in both] for both in (matrices, transposed))
-                    found.append(_Part(place_S[s], num_S[s], own, own_transposed, end_S))
+            busy = (s for s in range(first, last) if num_S[s])
+            found += [_Part(place_S[s], num_S[s], [stack[s - first] for stack in matrices], end_S) for s in busy]
         elif num:
             ends = end_S[first:last] if last - first > 1 else end_S
-            found.append(_Part(begin, num, matrices, transposed, ends - begin if begin and last - first > 1 else ends))
+            found.append(_Part(begin, num, matrices, ends - begin if begin and last - first > 1 else ends))
     return found
-
-
-@cache
-def _are_aligned(shapes: tuple[tuple[int, ...], ...], element_size: int) -> bool:
-    """Whether a grouped product takes matrices of these shapes."""
-    return all(size * element_size % _ALIGNED_BYTES == 0 for shape in shapes for size in shape)
 
 
 @cache

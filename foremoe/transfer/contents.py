@@ -10,8 +10,6 @@ from foremoe.distributed.group import Group
 from foremoe.plan.plan import Plan
 from foremoe.transfer.base import Buffers, Tensors
 
-_VERSION = operator.attrgetter("_version")
-
 
 class HomeWatch:
     """Notices in-place changes of this rank's home weights by torch's version counters.
@@ -36,7 +34,7 @@ class HomeWatch:
                 raise StaleWeights(f"{stale}; end the plan before the optimizer steps.", (self.rank,))
 
     def _version(self, layer: int) -> int:
-        return sum(map(_VERSION, self._homes_L[layer]))
+        return sum(map(operator.attrgetter("_version"), self._homes_L[layer]))
 
 
 def watch_homes(plan: Plan, buffers: Buffers, rank: int, before: HomeWatch | None) -> tuple[HomeWatch | None, str]:

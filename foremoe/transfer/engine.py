@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from foremoe.base.errors import InputError, TransferError
 from foremoe.distributed.agreement import require_same
-from foremoe.distributed.group import Group, as_group
+from foremoe.distributed.group import Group, as_group, reporting
 from foremoe.plan.plan import Plan
 from foremoe.plan.programme import use_text
 from foremoe.problem.schedule import Phase
@@ -225,8 +225,7 @@ class Engine:
         if failures := {g: text for g, (text, _) in enumerate(answers) if text}:
             g = min(failures)
             self._fail(TransferError(f"the step was ended by another rank (rank {g}: {failures[g]})", tuple(failures)))
-        self._plan = None
-        self._residencies.homes.clear()  # which may go now
+        self._plan, self._residencies.homes = None, {}
         return Timeline(
             rank=self.group.rank, begin_s=self._begin_s, wall_s=self._carrier.clock(),
             events=tuple(sorted([*self._carrier.log.events(), *self._returns.log.events()], key=lambda e: e.ready_s)),
@@ -271,16 +270,12 @@ class Engine:
 
     @contextlib.contextmanager
     def _step(self) -> Iterator[None]:
-        """A failed transfer ends the step, and what else fails here, but for an `InputError`, ends it on the other ranks."""
+        """A failed transfer ends the step; what else fails here ends it on the others."""
         try:
-            yield
+            with reporting(self.group):
+                yield
         except TransferError as error:
             self._fail(error)
-        except InputError:
-            raise
-        except BaseException as error:
-            self.group.report(f"{type(error).__name__}: {error}")
-            raise
 
     def _turn(self, m: int, layer: int, phase: int) -> tuple[Plan, int]:
         """The running plan and the position of a use, whose turn it must be."""

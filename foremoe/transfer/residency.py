@@ -69,23 +69,22 @@ class Residencies:
         Raises:
             TransferError: A backward or recomputation use lacks a replica that its forward used.
         """
-        expert_S, backward = self._expert_MLS[m][layer], phase == Phase.BACKWARD
-        expert_B, served_R = expert_S[: self._base], self._served_MLR[m][layer]
-        expert_R = [e if served and not at_home else -1 for e, served in zip(expert_S[self._base :], served_R, strict=True)]
+        expert_S, served_R = self._expert_MLS[m][layer], self._served_MLR[m][layer]
+        expert_B, expert_R = expert_S[: self._base], expert_S[self._base :]
+        expert_R = [e if served and not at_home else -1 for e, served in zip(expert_R, served_R, strict=True)]
         buffer_R = [self._contents.buffer_of.get((layer, e)) for e in expert_R]
         lacking = [e for e, buffer in zip(expert_R, buffer_R, strict=True) if e >= 0 and buffer is None]
         if lacking and phase != Phase.FORWARD:
             lost = f"the weights of expert {lacking[0]} of layer {layer} for the backward of micro-step {m}"
             lack = f"{lost} cannot be had on rank {self._rank}; no rank may take this optimizer step: end the job."
             raise TransferError(lack, (self._rank,))
-        weights = self._at_home(layer, expert_B, False), [None if b is None else self._buffers.slot(b) for b in buffer_R]
-        if not backward:
-            return Residency((*expert_B, *expert_R), (*weights[0], *weights[1]), None, not lacking)
-        grads = self._at_home(layer, expert_B, True), [None if b is None else self._buffers.slot_grad(b) for b in buffer_R]
-        return Residency((*expert_B, *expert_R), (*weights[0], *weights[1]), (*grads[0], *grads[1]), True)
 
-    def _at_home(self, layer: int, expert_B: list[int], gradients: bool) -> tuple[Tensors, ...]:
-        if (layer, gradients) not in self.homes:
-            of = self._buffers.main_grad if gradients else self._buffers.home
-            self.homes[layer, gradients] = tuple(of(layer, e) for e in expert_B)
-        return self.homes[layer, gradients]
+        def tensors(gradients: bool) -> tuple[Tensors | None, ...]:
+            of = self._buffers
+            own, slot = (of.main_grad, of.slot_grad) if gradients else (of.home, of.slot)
+            if (layer, gradients) not in self.homes:
+                self.homes[layer, gradients] = tuple(own(layer, e) for e in expert_B)
+            return *self.homes[layer, gradients], *(None if b is None else slot(b) for b in buffer_R)
+
+        grads = tensors(True) if phase == Phase.BACKWARD else None
+        return Residency((*expert_B, *expert_R), tensors(False), grads, not lacking)
