@@ -2,10 +2,10 @@
 
     OMP_NUM_THREADS=1 python -m bench.megatron_slots [--beside CHECKOUT]
 
-The slot path: where routing is known before the stage, where it is not, and without foremoe. 16 experts and one redundant slot on every CPU rank, 8192 tokens, top-8. Operations, sorts, gathers between ranks and host waits
-are those of a layer's forward, permutations and messages with it, experts without. Milliseconds are CPU time of the calling
-thread: of remap, counts and route in a layer, and of the share that a row has of making routes as a stage of 32 rows begins,
-on that thread alone.
+The slot path: where routing is known before the stage, where it is not, and without foremoe. 16 experts and one redundant slot
+on every CPU rank, 8192 tokens, top-8. Operations, sorts, gathers between ranks and host waits are those of a layer's forward,
+permutations and messages with it, experts without. Milliseconds are CPU time of the calling thread: of remap, counts and route in
+a layer, and of the share that a row has of making routes as a stage of 32 rows begins, on that thread alone.
 
 Whole layers: 16 experts and one redundant slot on each of two ranks, top-8, forward and backward; CPU microseconds of the calling
 thread besides messages, of the fastest tenth at 64 tokens, and bytes at 1,024 tokens of Qwen3-30B-A3B. With `--beside`, those of
