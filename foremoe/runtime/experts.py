@@ -113,8 +113,8 @@ class Row:
     ) -> Self:  # fmt: skip
         """The row of a bank's layer; `end_S` is made of `num_S` where nobody has it."""
         ends = end_of_slots(num_S, bank.device) if end_S is None else end_S
-        shapes = tuple(bank.shapes.values())
-        return cls(micro_step, layer, num_S, shapes, bank.math, stage, time, ends, bank.num_base, bank.runs)
+        own = bank.num_base, bank.runs
+        return cls(micro_step, layer, num_S, tuple(bank.shapes.values()), bank.math, stage, time, ends, *own)
 
     def runs(self, kind: int, tensors_S: Sequence[Tensors | None]) -> list[Run]:
         """The runs of weights (0) or of gradients (1) in slots, found when redundant slots lie there for the first time."""

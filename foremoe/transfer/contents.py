@@ -1,7 +1,6 @@
 """What the engine checks about weights: that homes do not change within a plan, and, in debug mode, that copies equal them."""
 
 import hashlib
-import operator
 
 import torch
 
@@ -34,7 +33,7 @@ class HomeWatch:
                 raise StaleWeights(f"{stale}; end the plan before the optimizer steps.", (self.rank,))
 
     def _version(self, layer: int) -> int:
-        return sum(map(operator.attrgetter("_version"), self._homes_L[layer]))
+        return sum(x._version for x in self._homes_L[layer])
 
 
 def watch_homes(plan: Plan, buffers: Buffers, rank: int, before: HomeWatch | None) -> tuple[HomeWatch | None, str]:

@@ -69,15 +69,16 @@ class Residencies:
         Raises:
             TransferError: A backward or recomputation use lacks a replica that its forward used.
         """
-        expert_S, served_R = self._expert_MLS[m][layer], self._served_MLR[m][layer]
+        expert_S, served_R, rank = self._expert_MLS[m][layer], self._served_MLR[m][layer], self._rank
         expert_B, expert_R = expert_S[: self._base], expert_S[self._base :]
         expert_R = [e if served and not at_home else -1 for e, served in zip(expert_R, served_R, strict=True)]
         buffer_R = [self._contents.buffer_of.get((layer, e)) for e in expert_R]
         lacking = [e for e, buffer in zip(expert_R, buffer_R, strict=True) if e >= 0 and buffer is None]
         if lacking and phase != Phase.FORWARD:
             lost = f"the weights of expert {lacking[0]} of layer {layer} for the backward of micro-step {m}"
-            lack = f"{lost} cannot be had on rank {self._rank}; no rank may take this optimizer step: end the job."
-            raise TransferError(lack, (self._rank,))
+            raise TransferError(
+                f"{lost} cannot be had on rank {rank}; no rank may take this optimizer step: end the job.", (rank,)
+            )
 
         def tensors(gradients: bool) -> tuple[Tensors | None, ...]:
             of = self._buffers
