@@ -1,11 +1,15 @@
-"""The slot path of a Megatron-Core MoE layer: where routing is known before the stage, where it is not, and without foremoe.
+"""What a layer takes of its host: the slot path of Megatron-Core's MoE layer, and whole layers of it and of the runtime.
 
-    OMP_NUM_THREADS=1 python -m bench.megatron_slots
+    OMP_NUM_THREADS=1 python -m bench.megatron_slots [--beside CHECKOUT]
 
-16 experts and one redundant slot on every CPU rank, 8192 tokens, top-8. Operations, sorts, gathers between ranks and host waits
-are those of a layer's forward, permutations and messages with it, experts without. Milliseconds are CPU time of the calling
-thread: of remap, counts and route in a layer, and of the share that a row has of making routes as a stage of 32 rows begins,
-on that thread alone.
+The slot path: where routing is known before the stage, where it is not, and without foremoe. 16 experts and one redundant slot
+on every CPU rank, 8192 tokens, top-8. Operations, sorts, gathers between ranks and host waits are those of a layer's forward,
+permutations and messages with it, experts without. Milliseconds are CPU time of the calling thread: of remap, counts and route in
+a layer, and of the share that a row has of making routes as a stage of 32 rows begins, on that thread alone.
+
+Whole layers: 16 experts and one redundant slot on each of two ranks, top-8, forward and backward; CPU microseconds of the calling
+thread besides messages, of the fastest tenth at 64 tokens, and bytes at 1,024 tokens of Qwen3-30B-A3B. With `--beside`, those of
+another checkout too, whose runs take turns with these.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import statistics
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from bench.output import command_line, emit, hardware
 from foremoe.testing.ranks import RankPool
@@ -31,6 +36,7 @@ def main() -> None:
     """Counts, measures and prints two tables."""
     parser = command_line(__doc__)
     parser.add_argument("--ranks", type=int, nargs="*", default=[2, 4])
+    parser.add_argument("--beside", type=Path, help="a checkout of another commit")
     args = parser.parse_args()
     sys.path[:0] = [str(ROOT / "tests" / "megatron")]  # ranks look for modules where this process does
     import slot_path  # type: ignore[import-not-found]  # tests/megatron
@@ -41,14 +47,45 @@ def main() -> None:
         sys.exit("the paths differ in their results")
     # Of the rank that has most to do: one has a replica, which comes and goes as a tensor of its own.
     counts = {path: map(max, zip(*(of[path] for of, _ in answers), strict=True)) for path in answers[0][0]}
-    lines = ["# Slot path of a Megatron-Core MoE layer", "", f"{hardware()}, one thread a rank.", ""]
+    lines = [
+        "# What a layer takes of its host",
+        "",
+        f"{hardware()}, one thread a rank.",
+        "",
+        "## Slot path of a Megatron-Core MoE layer",
+        "",
+    ]
     lines += ["| slot path | operations | sorts | gathers between ranks | host waits |", "| --- | --- | --- | --- | --- |"]
     lines += [f"| {path} | {' | '.join(map(str, of))} |" for path, of in counts.items()]
     lines += ["", "| ranks x experts | slot path | ms in the layer | ms of the stage's begin |", "| --- | --- | --- | --- |"]
     for num_ranks in args.ranks:
         for path, (in_layer, in_begin) in _medians(num_ranks).items():
             lines.append(f"| {num_ranks} x 16 | {path} | {in_layer * 1e3:.2f} | {in_begin * 1e3:.2f} |")
-    emit("\n".join(lines) + "\n", args.out)
+    emit("\n".join([*lines, *_whole_layers(args.beside)]) + "\n", args.out)
+
+
+def _whole_layers(beside: Path | None) -> list[str]:
+    """Lines: whole layers, each figure of `beside` before the one here."""
+    checkouts = [ROOT] if beside is None else [beside.resolve(), ROOT]
+    runs = [[_run("whole_layer", folder) for folder in checkouts] for _ in range(ROUNDS)]
+    lines = ["", "## Whole layers", "", f"At commit {', then '.join(map(_commit, checkouts))}:", ""]
+    lines += ["| layer | pass | launches | MB | host waits | host us |", "| --- | --- | --- | --- | --- | --- |"]
+    for layer, passes in runs[0][0].items():
+        for name in passes:
+            counts = [run[layer][name] for run in runs[-1]]
+            us = [1e6 * statistics.median(of[i][layer][name][3] for of in runs) for i in range(len(checkouts))]
+            cells = [[of[0] for of in counts], [round(of[1] / 1e6) for of in counts], [of[2] for of in counts], [*map(round, us)]]
+            lines.append(f"| {layer} | {name} | {' | '.join(map(_arrow, cells))} |")
+    return lines
+
+
+def _arrow(figures: list[int]) -> str:
+    return str(figures[0]) if len(set(figures)) == 1 else " -> ".join(map(str, figures))
+
+
+def _commit(checkout: Path) -> str:
+    words = ["git", "rev-parse", "--short=7", "HEAD"]
+    return subprocess.run(words, cwd=checkout, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def _medians(num_ranks: int) -> dict[str, tuple[float, float]]:
@@ -62,12 +99,16 @@ def _medians(num_ranks: int) -> dict[str, tuple[float, float]]:
 
 def _seconds(num_ranks: int) -> Seconds:
     """Measures the seconds of every slot path in one process."""
-    paths = [str(ROOT), str(ROOT / "tests" / "megatron")]
-    command = [sys.executable, "-W", "ignore", "-c", "import slot_path; slot_path.main()", str(num_ranks), str(REPEATS)]
-    env = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
-    done = subprocess.run(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True, check=True)
-    found: Seconds = json.loads(done.stdout.splitlines()[-1])
+    found: Seconds = _run("slot_path", ROOT, str(num_ranks), str(REPEATS))
     return found
+
+
+def _run(module: str, checkout: Path, *words: str) -> Any:
+    """What a module of tests/megatron prints as JSON, with the foremoe of a checkout."""
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(checkout), str(ROOT / "tests" / "megatron")])}
+    command = [sys.executable, "-W", "ignore", "-c", f"import {module}; {module}.main()", *words]
+    done = subprocess.run(command, cwd=checkout, env=env, stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 if __name__ == "__main__":

@@ -28,7 +28,10 @@ ROOT = Path(__file__).resolve().parents[1]
 PLANS = ("foremoe/levels.py", "foremoe/machine", "foremoe/planner", "foremoe/problem", "foremoe/simulate", "foremoe/solvers",
          "foremoe/synthetic", "foremoe/workload")  # fmt: skip
 RUNS = ("foremoe/distributed", "foremoe/runtime", "foremoe/transfer")
-MEGATRON = (*RUNS, "foremoe/integrations/megatron", "tests/megatron/slot_path.py", "tests/megatron/unit_test_layers.py")
+MEGATRON = (
+    *RUNS, "foremoe/integrations/megatron", "tests/megatron/slot_path.py", "tests/megatron/unit_test_layers.py",
+    "tests/megatron/whole_layer.py",
+)  # fmt: skip
 PUBLISHED = ("bench/published_parts.py", "bench/published_rows.toml", "bench/published_runs.py", "bench/systems.py", *PLANS)
 SYSTEMS = ("bench/systems.py", *PLANS)
 

@@ -13,7 +13,7 @@ from foremoe.distributed.group import ThreadGroup
 from foremoe.problem.schedule import Phase
 from foremoe.runtime.dispatch import Combine, Dispatch, Route, exchange_counts
 from foremoe.runtime.experts import ExpertMath, GroupedExperts, SwiGLU
-from foremoe.runtime.remap import remap
+from foremoe.runtime.remap import Intervals, remap_planned
 from foremoe.runtime.replay import ReplayedRows
 
 # Letters: M micro-steps, T tokens, K top-k, Z = T*K pairs, E experts, P = E + 1 slots, H hidden size, F ffn size.
@@ -50,6 +50,7 @@ class Layer:
         split_P[E] = split_P[0] // 2
         split_P[0] -= split_P[E]
         self.split_P = split_P
+        self.intervals = Intervals.of(*(table.to(DEVICE) for table in (split_P, self.expert_P, torch.arange(E))))
         split_MLP, (self.group,) = split_P.numpy()[None, None].repeat(2, axis=0), ThreadGroup.of(1)
         self.rows = ReplayedRows(
             {(m, 0): topk for m, topk in enumerate(self.topk)}, self.expert_P.numpy()[None, None, None].repeat(2, axis=0),
@@ -65,8 +66,7 @@ class Layer:
 
     def counted_route(self, topk_TK: torch.Tensor) -> Route:
         """The route of routing that nobody knew before: remapped, counted and sorted."""
-        tables = (self.split_P, self.expert_P, torch.arange(self.sizes.experts))
-        slot_TK, _ = remap(topk_TK, *(table.to(topk_TK.device) for table in tables))
+        slot_TK, _ = remap_planned(topk_TK, self.intervals)
         return Route.of(slot_TK, exchange_counts(slot_TK.reshape(-1), len(self.split_P), self.group, True))
 
     def tokens(self, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:

@@ -27,14 +27,14 @@ def main() -> int:
     split_P[E] = split_P[0] // 2  # a replica of expert 0
     split_P[0] -= split_P[E]
     home_E, (group,) = torch.arange(E, device=DEVICE), ThreadGroup.of(1)
-    sparse, dense = Intervals.of(split_P, expert_P, E), DenseIntervals.of(split_P, expert_P, home_E)
+    sparse, dense = Intervals.of(split_P, expert_P, home_E), DenseIntervals.of(split_P, expert_P, home_E)
     slot_TK, _ = remap(topk_TK, split_P, expert_P, home_E)
     told = exchange_counts(slot_TK.reshape(-1), NUM_SLOTS, group, True)
     split_MLP, expert_MLGS = split_P.cpu().numpy()[None, None], expert_P.cpu().numpy()[None, None, None]
     known = ReplayedRows({(0, 0): topk_TK}, expert_MLGS, split_MLP, split_MLP[None], num_experts=E, group=group, device=DEVICE)
 
     def found() -> Route:
-        slot_TK, _ = remap_planned(topk_TK, sparse, home_E)
+        slot_TK, _ = remap_planned(topk_TK, sparse)
         return Route.of(slot_TK, exchange_counts(slot_TK.reshape(-1), NUM_SLOTS, group, True))
 
     def known_route() -> None:
@@ -45,7 +45,7 @@ def main() -> int:
     arms = {
         "slot path of a layer: remap, counts, route": found,
         "the same where routing is known (`begin(routing=)`)": known_route,
-        "`remap_planned` (runtime)": lambda: remap_planned(topk_TK, sparse, home_E),
+        "`remap_planned` (runtime)": lambda: remap_planned(topk_TK, sparse),
         "`remap_dense_planned` (Megatron)": lambda: remap_dense_planned(routing_TE, dense),
         "`remap`, with what a stage does once": lambda: remap(topk_TK, split_P, expert_P, home_E),
         "`remap_dense`, the same": lambda: remap_dense(routing_TE, split_P, expert_P, home_E),

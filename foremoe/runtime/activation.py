@@ -19,7 +19,7 @@ def swiglu(pre_YD: torch.Tensor) -> torch.Tensor:
     """act_YF = ``silu(gate) * up``."""
     if fuses(pre_YD):
         act_YF = pre_YD.new_empty(len(pre_YD), pre_YD.shape[1] // 2)
-        _run(_kernels()[0], act_YF.shape, pre_YD, act_YF)
+        _run(_kernels()[0], act_YF.shape, pre_YD.contiguous(), act_YF)
         return act_YF
     gate_YF, up_YF = pre_YD.chunk(2, dim=1)
     return functional.silu(gate_YF) * up_YF
@@ -27,10 +27,10 @@ def swiglu(pre_YD: torch.Tensor) -> torch.Tensor:
 
 def swiglu_backward(pre_YD: torch.Tensor, grad_act_YF: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """act_YF again, and the gradient of pre_YD."""
-    grad_pre_YD = torch.empty_like(pre_YD)
+    grad_pre_YD = torch.empty_like(pre_YD, memory_format=torch.contiguous_format)
     if fuses(pre_YD):
-        act_YF = torch.empty_like(grad_act_YF)
-        _run(_kernels()[1], act_YF.shape, pre_YD, grad_act_YF, act_YF, grad_pre_YD)
+        act_YF = torch.empty_like(grad_act_YF, memory_format=torch.contiguous_format)
+        _run(_kernels()[1], act_YF.shape, pre_YD.contiguous(), grad_act_YF.contiguous(), act_YF, grad_pre_YD)
         return act_YF, grad_pre_YD
     gate_YF, up_YF = pre_YD.chunk(2, dim=1)
     silu_YF = functional.silu(gate_YF)

@@ -54,6 +54,7 @@ class ExpertBank(nn.Module):
         self.rank, self.num_ranks, self.num_base = rank, num_ranks, num_experts // num_ranks
         self.math: ExpertMath = SwiGLU() if math is None else math
         self.shapes = self.math.shapes(hidden_size, ffn_size)
+        self.runs: dict[tuple[int, ...], list[Any]] = {}  # see `Row.runs`; memory of a bank does not move
         home = np.tile(np.arange(num_experts), (num_layers, 1)) if home_LE is None else np.array(home_LE)
         if home.shape != (num_layers, num_experts) or (np.sort(home, axis=1) != np.arange(num_experts)).any():
             raise InputError(f"home_LE must hold, for each of {num_layers} layers, a permutation of {num_experts} home slots.")

@@ -13,6 +13,7 @@ from torch.autograd.function import once_differentiable
 
 from foremoe.distributed.group import Group
 from foremoe.runtime.pairs import sum_of_pairs, sum_of_pairs_backward
+from foremoe.runtime.remap import narrow
 
 # Letters: T tokens, K top-k, Z = T*K pairs of this source, Y pairs that this rank serves, G ranks, S slots per rank,
 # P = G*S physical slots, C = S + 1 columns of a count message, H hidden size.
@@ -59,13 +60,14 @@ def exchange_counts(slot_Z: torch.Tensor, num_slots: int, group: Group, complete
     """
     G, S = group.size, num_slots
     sent_P = slot_Z.new_zeros(G * S).scatter_add_(0, slot_Z, torch.ones_like(slot_Z))
-    sent_GC = torch.cat([sent_P.view(G, S), sent_P.new_full((G, 1), int(complete))], dim=1)
-    received_GC = torch.empty_like(sent_GC)
+    counts_2GC = slot_Z.new_full((2, G, S + 1), int(complete))  # sent and received
+    sent_GC, received_GC = counts_2GC
+    sent_GC[:, :S] = sent_P.view(G, S)
     group.all_to_all(received_GC, sent_GC, [1] * G, [1] * G)
     # The one moment in which the host waits for the device: sizes of messages must be known to it.
-    sent_host_GC, received_host_GC = torch.stack([sent_GC, received_GC]).cpu()
-    exchange = Exchange(group, sent_host_GC[:, :S].sum(1).tolist(), received_host_GC[:, :S].sum(1).tolist())
-    num_S, all_complete = received_host_GC[:, :S].sum(0).tolist(), bool(received_host_GC[:, S].all())
+    on_host_2GC = counts_2GC.cpu().numpy()
+    exchange = Exchange(group, *on_host_2GC[:, :, :S].sum(2).tolist())
+    num_S, all_complete = on_host_2GC[1, :, :S].sum(0).tolist(), bool(on_host_2GC[1, :, S].all())
     return Counts(exchange, received_GC[:, :S], num_S, all_complete)
 
 
@@ -85,11 +87,10 @@ class Route:
     @classmethod
     def of(cls, slot_TK: torch.Tensor, counts: Counts) -> Self:
         """The route of pairs with known slots."""
-        by_slot_Z = torch.argsort(slot_TK.reshape(-1), stable=True)
-        # Pairs of one source for one slot stay together: how far such a block moves follows from counts.
+        by_slot_Z = torch.argsort(narrow(slot_TK.reshape(-1), counts.received_GS.numel()), stable=True)
+        # Pairs of one source for one slot stay together: how far such a block moves, its end as well, follows from counts.
         num_GS, num_SG = counts.received_GS.contiguous(), counts.received_GS.t().contiguous()
-        place_SG = num_SG.view(-1).cumsum(0).view_as(num_SG) - num_SG
-        moved_GS = place_SG.t() - (num_GS.view(-1).cumsum(0).view_as(num_GS) - num_GS)
+        moved_GS = num_SG.view(-1).cumsum(0).view_as(num_SG).t() - num_GS.view(-1).cumsum(0).view_as(num_GS)
         moved_Y = torch.repeat_interleave(moved_GS.reshape(-1), num_GS.view(-1), output_size=sum(counts.num_S))
         by_arrival_Y = torch.arange(len(moved_Y), device=moved_Y.device) + moved_Y
         order = (by_slot_Z, _inverse(by_slot_Z), _inverse(by_arrival_Y), by_arrival_Y)

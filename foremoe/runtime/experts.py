@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import torch
@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 from foremoe.base.errors import TransferError
 from foremoe.problem.schedule import Phase
 from foremoe.runtime.activation import swiglu, swiglu_backward
-from foremoe.runtime.products import OneExpert, Products, SlotProducts
+from foremoe.runtime.products import OneExpert, Products, Run, SlotProducts, find_runs
 from foremoe.transfer.base import Tensors
 from foremoe.transfer.residency import Residency
 
@@ -98,11 +98,13 @@ class Row:
     micro_step: int
     layer: int
     num_S: list[int]  # pairs of every slot; they lie one after the other
-    shapes: Sequence[tuple[int, ...]]  # of an expert's tensors
+    shapes: tuple[tuple[int, ...], ...]  # of an expert's tensors
     math: ExpertMath
     stage: Stage
     time: ComputeTime
     end_S: torch.Tensor  # int32 on the device, where the pairs of slots end
+    num_base: int = 0  # of the slots, whose memory is the layer's
+    kept: dict[tuple[int, ...], list[Run]] = field(default_factory=dict)  # runs of slots, as long as their memory stays
 
     @classmethod
     def of(
@@ -111,7 +113,15 @@ class Row:
     ) -> Self:  # fmt: skip
         """The row of a bank's layer; `end_S` is made of `num_S` where nobody has it."""
         ends = end_of_slots(num_S, bank.device) if end_S is None else end_S
-        return cls(micro_step, layer, num_S, tuple(bank.shapes.values()), bank.math, stage, time, ends)
+        own = bank.num_base, bank.runs
+        return cls(micro_step, layer, num_S, tuple(bank.shapes.values()), bank.math, stage, time, ends, *own)
+
+    def runs(self, kind: int, tensors_S: Sequence[Tensors | None]) -> list[Run]:
+        """The runs of weights (0) or of gradients (1) in slots, found when redundant slots lie there for the first time."""
+        key = self.layer, kind, *(0 if tensors is None else tensors[0].data_ptr() for tensors in tensors_S[self.num_base :])
+        if key not in self.kept:
+            self.kept[key] = find_runs(tensors_S, self.shapes)
+        return self.kept[key]
 
 
 def end_of_slots(num_S: list[int], device: torch.device) -> torch.Tensor:
@@ -129,14 +139,13 @@ class GroupedExperts(torch.autograd.Function):
     def forward(ctx: Any, x_YH: torch.Tensor, row: Row, phase: Phase) -> torch.Tensor:
         residency = row.stage.weights(row.micro_step, row.layer, phase)
         begin_s = time.thread_time()
-        busy, products = _busy(row, residency), _products(row, residency, x_YH)
         saved: list[torch.Tensor] = []
-        if products is not None:
+        if (products := _products(row, residency, x_YH)) is not None:
             y_YH, kept = SwiGLU()._forward_by(products, x_YH)
             saved += kept
         else:
             y_YH = torch.empty_like(x_YH)
-            for s, pairs in busy:
+            for s, pairs in _busy(row, residency):
                 y_YH[pairs], kept = row.math.forward(x_YH[pairs], _reshape(residency.weights_S[s], row))
                 saved += kept
         ctx.row = row
@@ -152,11 +161,10 @@ class GroupedExperts(torch.autograd.Function):
         residency = row.stage.weights(row.micro_step, row.layer, Phase.BACKWARD)
         assert residency.grads_S is not None
         begin_s = time.thread_time()
-        busy, products = _busy(row, residency), _products(row, residency, x_YH)
-        if products is not None:
+        if (products := _products(row, residency, x_YH)) is not None:
             grad_x_YH = SwiGLU()._backward_by(products, x_YH, saved, grad_YH.contiguous())
         else:
-            grad_x_YH = torch.empty_like(x_YH)
+            grad_x_YH, busy = torch.empty_like(x_YH), _busy(row, residency)
             each = len(saved) // max(len(busy), 1)
             for i, (s, pairs) in enumerate(busy):
                 weights, grads = _reshape(residency.weights_S[s], row), _reshape(residency.grads_S[s], row)
@@ -186,7 +194,7 @@ def _products(row: Row, residency: Residency, x_YH: torch.Tensor) -> SlotProduct
     """Products of all slots, for the one formula that is written in them; None where they cannot be."""
     if type(row.math) is not SwiGLU:
         return None
-    return SlotProducts.of(residency, row.shapes, row.num_S, row.end_S, x_YH)
+    return SlotProducts.of(residency, row, x_YH)
 
 
 def _reshape(tensors: Tensors | None, row: Row) -> Tensors:

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
 import torch
 from torch.nn import functional
@@ -15,6 +15,9 @@ from foremoe.runtime.fused import fuses
 from foremoe.runtime.outer import add_products, even_runs
 from foremoe.transfer.base import Tensors
 from foremoe.transfer.residency import Residency
+
+if TYPE_CHECKING:
+    from foremoe.runtime.experts import Row
 
 # Letters: N pairs of one slot; Y pairs that a rank serves, sorted by slot; S slots of a rank; I, O rows and columns of a matrix.
 
@@ -55,6 +58,23 @@ class OneExpert:
         add_product(self.grads[i], left.T, right)
 
 
+class Run(NamedTuple):
+    """Slots one behind the other, whose tensors lie at equal distances in memory."""
+
+    first: int
+    last: int  # behind it
+    matrices: list[torch.Tensor]  # [slots, I, O] each; [I, O] of one slot
+
+
+class _Part(NamedTuple):
+    """A run of slots that has pairs, or one slot of it."""
+
+    begin: int
+    num: int  # of pairs
+    matrices: list[torch.Tensor]
+    end_S: torch.Tensor  # int32, where the pairs of its slots end, from the run's first
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class SlotProducts:
     """`Products` of all pairs of a row, each with the expert of its slot.
@@ -65,56 +85,57 @@ class SlotProducts:
     and otherwise slot by slot.
     """
 
-    runs: list[_Run]
-    totals: list[_Run]  # of gradients, in backward
+    parts: list[_Part]
+    totals: list[_Part]  # of gradients, in backward
 
     @classmethod
-    def of(
-        cls, residency: Residency, shapes: Sequence[tuple[int, ...]], num_S: list[int], end_S: torch.Tensor, like: torch.Tensor
-    ) -> Self | None:
-        """Products of rows such as `like`, or None where torch has no grouped product that is one operation.
+    def of(cls, residency: Residency, row: Row, like: torch.Tensor) -> Self | None:
+        """Products of a row, for pairs such as `like`.
 
-        `end_S`, int32 on the device, is where the pairs of slots end; slots with pairs have weights.
+        None where torch has no grouped product that is one operation, or where a slot with pairs has no weights.
         """
-        aligned = all(size * like.element_size() % _ALIGNED_BYTES == 0 for shape in shapes for size in shape)
-        if not (aligned and len(like) and _has_grouped_product(like.device, like.dtype)):
+        if not _has_grouped_product(like.device, like.dtype):
             return None
-        totals = list[_Run]()
+        parts, totals = _parts(row.runs(0, residency.weights_S), row.num_S, row.end_S, MANY_PAIRS), list[_Part]()
+        if not parts or sum(part.num for part in parts) < len(like):
+            return None
         if residency.grads_S is not None:
-            wide = next(grads[0].dtype for grads in residency.grads_S if grads is not None)
-            few = FEW_PAIRS if fuses(like) and wide == torch.float32 else 0
-            totals = _runs(residency.grads_S, shapes, num_S, end_S, few)
-        return cls(_runs(residency.weights_S, shapes, num_S, end_S, MANY_PAIRS), totals)
+            runs = row.runs(1, residency.grads_S)
+            few = FEW_PAIRS if fuses(like) and runs[0].matrices[0].dtype == torch.float32 else 0
+            totals = _parts(runs, row.num_S, row.end_S, few)
+            assert sum(part.num for part in totals) == len(like), "what has weights has totals"
+        return cls(parts, totals)
 
     def times(self, rows: torch.Tensor, i: int) -> torch.Tensor:
-        return self._multiply(rows, [run.stacks[i] for run in self.runs])
+        return self._multiply(rows, [part.matrices[i] for part in self.parts])
 
     def times_transposed(self, rows: torch.Tensor, i: int) -> torch.Tensor:
-        return self._multiply(rows, [run.stacks[i].transpose(1, 2) for run in self.runs])
+        return self._multiply(rows, [part.matrices[i].mT for part in self.parts])
 
     def add(self, i: int, left: torch.Tensor, right: torch.Tensor) -> None:
         if not left.is_cuda:  # all at once, and not slot by slot
-            left, right = (rows.to(self.totals[0].stacks[i].dtype) for rows in (left, right))
-        for run in self.totals:
-            total_SIO = run.stacks[i]
-            if len(total_SIO) > 1:
-                add_products(total_SIO, left[run.pairs], right[run.pairs], run.end_S)
+            left, right = (rows.to(self.totals[0].matrices[i].dtype) for rows in (left, right))
+        for begin, num, totals, end_S in self.totals:
+            mine, to_mine = left.narrow(0, begin, num), right.narrow(0, begin, num)
+            if totals[i].dim() == 3:
+                add_products(totals[i], mine, to_mine, end_S)
             else:
-                add_product(total_SIO[0], left[run.pairs].T, right[run.pairs])
+                add_product(totals[i], mine.t(), to_mine)
 
     def _multiply(self, rows_YI: torch.Tensor, weights: list[torch.Tensor]) -> torch.Tensor:
         out_YO: torch.Tensor | None = None
-        for run, weight_SIO in zip(self.runs, weights, strict=True):
-            if run.pairs.start == 0 and len(weight_SIO) > 1:
+        for (begin, num, _, end_S), weight in zip(self.parts, weights, strict=True):
+            if begin == 0 and weight.dim() == 3:
                 # The rows behind it are left as they are, for the runs that follow.
-                out_YO = functional.grouped_mm(rows_YI, weight_SIO, offs=run.end_S)
+                out_YO = functional.grouped_mm(rows_YI, weight, offs=end_S)
                 continue
             if out_YO is None:
-                out_YO = rows_YI.new_empty(len(rows_YI), weight_SIO.shape[2])
-            if len(weight_SIO) == 1:
-                torch.mm(rows_YI[run.pairs], weight_SIO[0], out=out_YO[run.pairs])
+                out_YO = rows_YI.new_empty(len(rows_YI), weight.shape[-1])
+            mine, out = rows_YI.narrow(0, begin, num), out_YO.narrow(0, begin, num)
+            if weight.dim() == 3:
+                out.copy_(functional.grouped_mm(mine, weight, offs=end_S))
             else:
-                out_YO[run.pairs] = functional.grouped_mm(rows_YI[run.pairs], weight_SIO, offs=run.end_S)
+                torch.mm(mine, weight, out=out)
         assert out_YO is not None
         return out_YO
 
@@ -131,32 +152,32 @@ def add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) ->
         total.addmm_(left.to(total.dtype), right.to(total.dtype))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Run:
-    """Slots one behind the other, whose tensors lie at equal distances in memory."""
-
-    stacks: list[torch.Tensor]  # [slots, I, O] each
-    pairs: slice
-    end_S: torch.Tensor  # int32, where the pairs of its slots end, from the run's first
-
-
-def _runs(
-    tensors_S: Sequence[Tensors | None], shapes: Sequence[tuple[int, ...]], num_S: list[int], end_S: torch.Tensor, most: int
-) -> list[_Run]:
-    """The runs with pairs; slots by themselves where there are more than `most` pairs for each slot that has any."""
-    found, place_S = list[_Run](), [0, *itertools.accumulate(num_S)]
+def find_runs(tensors_S: Sequence[Tensors | None], shapes: Sequence[tuple[int, ...]]) -> list[Run]:
+    """The runs of slots that have tensors; none where a grouped product does not take matrices of their rows."""
+    found = list[Run]()
+    size = next((tensors[0].element_size() for tensors in tensors_S if tensors is not None), 0)
+    if any(length * size % _ALIGNED_BYTES for shape in shapes for length in shape):
+        return found
     for first, last, strides in even_runs(tensors_S):
-        busy = sum(num > 0 for num in num_S[first:last])
-        length = last - first if place_S[last] - place_S[first] <= most * busy else 1
-        for s in range(first, last, length):
-            begin, end, tensors = place_S[s], place_S[s + length], tensors_S[s]
-            if begin == end:
-                continue
-            assert tensors is not None
-            sizes = [((length, *shape), (stride, shape[1], 1)) for shape, stride in zip(shapes, strides, strict=True)]
-            stacks = [tensor.as_strided(*size) for tensor, size in zip(tensors, sizes, strict=True)]
-            ends = end_S[s : s + length]
-            found.append(_Run(stacks, slice(begin, end), ends - begin if begin and length > 1 else ends))
+        if (tensors := tensors_S[first]) is None:
+            continue
+        sizes = [((last - first, *shape), (stride, shape[1], 1)) for shape, stride in zip(shapes, strides, strict=True)]
+        stacks = [tensor.as_strided(*size) for tensor, size in zip(tensors, sizes, strict=True)]
+        found.append(Run(first, last, stacks if last - first > 1 else [stack[0] for stack in stacks]))
+    return found
+
+
+def _parts(runs: list[Run], num_S: list[int], end_S: torch.Tensor, most: int) -> list[_Part]:
+    """The runs with pairs; slots by themselves where there are more than `most` pairs for each slot that has any."""
+    found, place_S = list[_Part](), [0, *itertools.accumulate(num_S)]
+    for first, last, matrices in runs:
+        begin, num = place_S[first], place_S[last] - place_S[first]
+        if last - first > 1 and num > most * (last - first - num_S[first:last].count(0)):
+            busy = (s for s in range(first, last) if num_S[s])
+            found += [_Part(place_S[s], num_S[s], [stack[s - first] for stack in matrices], end_S) for s in busy]
+        elif num:
+            ends = end_S[first:last] if last - first > 1 else end_S
+            found.append(_Part(begin, num, matrices, ends - begin if begin and last - first > 1 else ends))
     return found
 
 

@@ -4,24 +4,31 @@ from typing import NamedTuple, Self
 
 import torch
 
-# Letters: T tokens, K top-k, Z = T*K pairs in token order, E experts, P physical slots of all ranks; X any leading axes (rows).
+# Letters: T tokens, K top-k, Z = T*K pairs in token order, E experts, P physical slots of all ranks, J = P + E intervals; X any
+# leading axes (rows).
+
+_EXPERT = 2**32  # places of an expert on the line of all experts' pairs
 
 
 class Intervals(NamedTuple):
-    """The planned pairs of one source as intervals on one line, expert by expert and within an expert slot by slot; int64."""
+    """The pairs of one source as intervals on one line: each expert's planned ones slot by slot, then all others, at home."""
 
-    slot_XP: torch.Tensor  # slots in the order of their intervals; empty ones come last and have no width
-    end_XP: torch.Tensor  # where the intervals end, in that order
-    start_XE: torch.Tensor  # where experts begin
-    planned_XE: torch.Tensor  # width of experts
+    end_XJ: torch.Tensor  # int64, where the intervals end, in their order
+    slot_XJ: torch.Tensor  # int64
+    unplanned_XJ: torch.Tensor  # bool
 
     @classmethod
-    def of(cls, split_XP: torch.Tensor, expert_XP: torch.Tensor, num_experts: int) -> Self:
+    def of(cls, split_XP: torch.Tensor, expert_XP: torch.Tensor, home_slot_XE: torch.Tensor) -> Self:
         """Of every row; any integer dtypes, as in `remap`."""
+        num_experts, (*rows, num_slots) = home_slot_XE.shape[-1], expert_XP.shape
         line = _line(split_XP, expert_XP, num_experts)
-        planned_XE = line.planned_XE[..., :num_experts]
-        start_XE = planned_XE.cumsum(-1) - planned_XE
-        return cls(line.order_XP, line.width_XP.gather(-1, line.order_XP).cumsum(-1), start_XE, planned_XE)
+        end_XP = line.number_XP * _EXPERT + line.begin_XP + line.width_XP
+        end_E = torch.arange(1, num_experts + 1, device=end_XP.device) * _EXPERT - 1
+        # A slot that takes nothing comes behind the one that ends where it does, so that no place is found in it.
+        end_XJ, order_XJ = torch.cat([end_XP, end_E.expand(*rows, -1)], dim=-1).sort(dim=-1, stable=True)
+        slot_P, home_XE = torch.arange(num_slots, device=end_XP.device), home_slot_XE.long().expand(*rows, -1)
+        slot_XJ = torch.cat([slot_P.expand(*rows, -1), home_XE], dim=-1).gather(-1, order_XJ)
+        return cls(end_XJ, slot_XJ, order_XJ >= num_slots)
 
     def row(self, *index: int) -> Self:
         """One of the rows."""
@@ -49,25 +56,30 @@ def remap(
 
     All tensors are on one device; on an accelerator nothing waits for it.
     """
-    return remap_planned(topk_TK, Intervals.of(split_P, expert_P, home_slot_E.shape[0]), home_slot_E)
+    return remap_planned(topk_TK, Intervals.of(split_P, expert_P, home_slot_E))
 
 
-def remap_planned(topk_TK: torch.Tensor, planned: Intervals, home_slot_E: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def remap_planned(topk_TK: torch.Tensor, planned: Intervals) -> tuple[torch.Tensor, torch.Tensor]:
     """`remap` for intervals of one row that are known already: a stage makes those of all rows at once."""
-    slot_P, end_P, start_E, planned_E = planned
-    expert_Z = topk_TK.reshape(-1).long()
-    occurrence_Z = _occurrence(expert_Z, home_slot_E.shape[0])
-    # The n-th pair of an expert lies at the start of its expert plus n.
-    planned_Z = occurrence_Z < planned_E[expert_Z]
-    at_Z = torch.searchsorted(end_P, start_E[expert_Z] + occurrence_Z, right=True).clamp_(max=len(slot_P) - 1)
-    slot_Z = torch.where(planned_Z, slot_P[at_Z], home_slot_E.long()[expert_Z])
-    return slot_Z.view(topk_TK.shape), (~planned_Z).sum()
+    end_J, slot_J, unplanned_J = planned
+    expert_Z = topk_TK.reshape(-1)
+    # How many earlier pairs have the same expert is the place in sorted order behind the first of them.
+    sorted_Z, order_Z = narrow(expert_Z, len(slot_J)).sort(stable=True)
+    place_Z = torch.arange(len(order_Z), device=order_Z.device) - torch.searchsorted(sorted_Z, sorted_Z)
+    occurrence_Z = torch.empty_like(order_Z).scatter_(0, order_Z, place_Z)
+    at_Z = torch.searchsorted(end_J, occurrence_Z.add_(expert_Z, alpha=_EXPERT), right=True)
+    return slot_J[at_Z].view(topk_TK.shape), unplanned_J[at_Z].sum()
+
+
+def narrow(numbers: torch.Tensor, most: int) -> torch.Tensor:
+    """Numbers below `most` to be sorted: a GPU passes over them once for every byte that they have."""
+    return numbers.to(torch.int16 if most < 2**15 else torch.int32)
 
 
 class _Line(NamedTuple):
-    expert_XP: torch.Tensor  # empty slots have a number behind all experts
+    number_XP: torch.Tensor  # of the expert; empty slots have one behind all experts
     width_XP: torch.Tensor
-    order_XP: torch.Tensor  # of slots on the line
+    begin_XP: torch.Tensor  # what earlier slots of the expert take
     planned_XE: torch.Tensor  # one more for empty slots
 
 
@@ -75,17 +87,10 @@ def _line(split_XP: torch.Tensor, expert_XP: torch.Tensor, num_experts: int) -> 
     number_XP = torch.where(expert_XP >= 0, expert_XP, num_experts).long()
     width_XP = torch.where(expert_XP >= 0, split_XP, 0).long()
     planned_XE = width_XP.new_zeros(*width_XP.shape[:-1], num_experts + 1).scatter_add_(-1, number_XP, width_XP)
-    return _Line(number_XP, width_XP, torch.argsort(number_XP, dim=-1, stable=True), planned_XE)
-
-
-def _occurrence(expert_Z: torch.Tensor, num_experts: int) -> torch.Tensor:
-    """How many earlier pairs have the same expert."""
-    order_Z = torch.argsort(expert_Z, stable=True)
-    # Not bincount: it would ask the device for its largest value.
-    count_E = expert_Z.new_zeros(num_experts).scatter_add_(0, expert_Z, torch.ones_like(expert_Z))
-    start_E = count_E.cumsum(0) - count_E
-    position_Z = torch.arange(len(expert_Z), device=expert_Z.device)
-    return torch.empty_like(order_Z).scatter_(0, order_Z, position_Z - start_E[expert_Z[order_Z]])
+    order_XP = torch.argsort(number_XP, dim=-1, stable=True)
+    in_order_XP, first_XE = width_XP.gather(-1, order_XP), planned_XE.cumsum(-1) - planned_XE
+    before_XP = in_order_XP.cumsum(-1) - in_order_XP - first_XE.gather(-1, number_XP.gather(-1, order_XP))
+    return _Line(number_XP, width_XP, torch.empty_like(before_XP).scatter_(-1, order_XP, before_XP), planned_XE)
 
 
 class DenseIntervals(NamedTuple):
@@ -101,11 +106,7 @@ class DenseIntervals(NamedTuple):
     def of(cls, split_XP: torch.Tensor, expert_XP: torch.Tensor, home_slot_XE: torch.Tensor) -> Self:
         """Of every row; any integer dtypes, as in `remap`."""
         num_experts, num_slots = home_slot_XE.shape[-1], expert_XP.shape[-1]
-        number_XP, width_XP, order_XP, planned_XE = _line(split_XP, expert_XP, num_experts)
-        # Where a slot's interval begins: what earlier slots of the expert take.
-        width_on_line_XP, first_XE = width_XP.gather(-1, order_XP), planned_XE.cumsum(-1) - planned_XE
-        before_XP = width_on_line_XP.cumsum(-1) - width_on_line_XP - first_XE.gather(-1, number_XP.gather(-1, order_XP))
-        begin_XP = torch.empty_like(before_XP).scatter_(-1, order_XP, before_XP)
+        number_XP, width_XP, begin_XP, planned_XE = _line(split_XP, expert_XP, num_experts)
         expert_at_XP = number_XP.clamp(max=num_experts - 1)
         position_P = torch.arange(num_slots, device=expert_XP.device)
         home_XE = home_slot_XE.long().expand(*expert_XP.shape[:-1], -1)

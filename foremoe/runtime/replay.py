@@ -157,9 +157,11 @@ class ReplayedRows(Compared):
         with row_runner():
             for_rows(block, len(topks), rows_per_block=8, whole=True)
         G, S = expert_NGS.shape[1:]
-        self._sent_NG, self._received_NG = split_NP.reshape(-1, G, S).sum(2), received_NGS.sum(2)
-        self._num_NS = received_NGS.sum(1)
-        self._end_NS = torch.from_numpy(self._num_NS.cumsum(1, dtype=np.int32)).to(self._device)
+        messages = zip(split_NP.reshape(-1, G, S).sum(2).tolist(), received_NGS.sum(2).tolist(), strict=True)
+        self._exchange_N = [Exchange(self._group, *sizes) for sizes in messages]
+        num_NS = received_NGS.sum(1)
+        self._num_NS: list[list[int]] = num_NS.tolist()
+        self._end_NS = torch.from_numpy(num_NS.cumsum(1, dtype=np.int32)).to(self._device).unbind()
 
     def route(self, micro_step: int, layer: int, shape: torch.Size) -> tuple[torch.Tensor, Route] | None:
         """The experts of a row, int32 [T, K], and its route, which all ranks take; None if they have to exchange counts.
@@ -174,10 +176,9 @@ class ReplayedRows(Compared):
         if n is None:
             return None
         numbers = self._numbers_X[self._begin_N[n] : self._begin_N[n + 1]].to(self._device, non_blocking=True)
-        num_S: list[int] = self._num_NS[n].tolist()
-        known_Z, *order = numbers.split([shape.numel()] * 3 + [sum(num_S)] * 2)
-        exchange = Exchange(self._group, self._sent_NG[n].tolist(), self._received_NG[n].tolist())
-        return known_Z.view(shape), Route(exchange, shape[1], num_S, self._end_NS[n], *order)
+        num_S, num_pairs = self._num_NS[n], shape.numel()
+        known_Z, *order = numbers.split_with_sizes([num_pairs] * 3 + [(numbers.shape[0] - 3 * num_pairs) // 2] * 2)
+        return known_Z.view(shape), Route(self._exchange_N[n], shape[1], num_S, self._end_NS[n], *order)
 
     def holed_route(self, micro_step: int, layer: int, shape: torch.Size) -> HoledRoute | None:
         """The route of a row with holes on any rank, as `route` gives those of other rows."""

@@ -1,5 +1,6 @@
 """Runtime: the MoE layers of one rank, run by a plan or at home, in plain torch."""
 
+import contextlib
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -148,7 +149,8 @@ class Runtime:
         # Inside a backward pass only checkpointing calls the layer: the forward runs again.
         m, phase = stage.use(layer, in_backward=torch._C._current_graph_task_id() != -1)
         # Dtypes are the caller's; autocast would make forward and backward disagree on them.
-        with torch.autocast(x_TH.device.type, enabled=False):
+        device = x_TH.device.type
+        with torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else contextlib.nullcontext():
             route = self._route(stage, m, layer, phase, topk_TK)
             row = Row.of(self.bank, stage, self._time, m, layer, route.num_S, route.end_S)
             x_YH = Dispatch.apply(x_TH, self._anchor, route.by_token_Z, route.by_arrival_Y, route, stage.launch)
@@ -259,7 +261,7 @@ class Runtime:
     def _check(self, layer: int, x_TH: torch.Tensor, topk_TK: torch.Tensor, weight_TK: torch.Tensor) -> None:
         if layer not in range(self.bank.num_layers):
             raise InputError(f"layer {layer} does not exist; the bank has {self.bank.num_layers}.")
-        if x_TH.dim() != 2 or topk_TK.dim() != 2 or len(topk_TK) != len(x_TH) or weight_TK.shape != topk_TK.shape:
+        if x_TH.dim() != 2 or topk_TK.dim() != 2 or topk_TK.shape[0] != x_TH.shape[0] or weight_TK.shape != topk_TK.shape:
             shapes = ", ".join(str(list(value.shape)) for value in (x_TH, topk_TK, weight_TK))
             raise InputError(f"x, topk and weight must be [T, H], [T, K], [T, K]; got {shapes}.")
         if x_TH.dtype != self.bank.dtype:

@@ -107,6 +107,7 @@ class HomeStage(Stage):
     def __init__(self, bank: ExpertBank) -> None:
         super().__init__(bank.home_LE, bank.device)
         self.bank, self.num_slots = bank, bank.num_base
+        self._weights: dict[tuple[int, bool], Residency] = {}
 
     def use(self, layer: int, in_backward: bool) -> tuple[int, Phase]:
         phase = Phase.BACKWARD if in_backward else Phase.FORWARD
@@ -116,10 +117,13 @@ class HomeStage(Stage):
         return self.at_home(layer, topk_TK), torch.zeros((), dtype=torch.int64)
 
     def weights(self, micro_step: int, layer: int, phase: int) -> Residency:
-        experts = self.bank.expert_LB[layer].tolist()
-        weights = tuple(self.bank.home(layer, e) for e in experts)
-        grads = tuple(self.bank.main_grad(layer, e) for e in experts) if phase == Phase.BACKWARD else None
-        return Residency(tuple(experts), weights, grads, True)
+        key = layer, phase == Phase.BACKWARD
+        if key not in self._weights:
+            experts = self.bank.expert_LB[layer].tolist()
+            weights = tuple(self.bank.home(layer, e) for e in experts)
+            grads = tuple(self.bank.main_grad(layer, e) for e in experts) if phase == Phase.BACKWARD else None
+            self._weights[key] = Residency(tuple(experts), weights, grads, True)
+        return self._weights[key]
 
     def end(self, *, partial: bool) -> None:
         return None
@@ -168,13 +172,13 @@ class PlannedStage(Stage):
 
     def _intervals(self, split_MLP: torch.Tensor, expert_MLP: torch.Tensor) -> Any:
         """What rows need of the plan, of all rows at once."""
-        return Intervals.of(split_MLP, expert_MLP, self._plan.E)
+        return Intervals.of(split_MLP, expert_MLP, self._home_slot_LE)
 
     def use(self, layer: int, in_backward: bool) -> tuple[int, Phase]:
         return self._order.use(layer, in_backward, self._num_done)
 
     def slots(self, micro_step: int, layer: int, topk_TK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return remap_planned(topk_TK, self._planned_ML.row(micro_step, layer), self._home_slot_LE[layer])
+        return remap_planned(topk_TK, self._planned_ML.row(micro_step, layer))
 
     def replayed(self, micro_step: int, layer: int, topk_TK: torch.Tensor) -> Route | None:
         found = None if self._replay is None else self._replay.route(micro_step, layer, topk_TK.shape)

@@ -14,7 +14,7 @@ from foremoe.plan.programme import use_text
 from foremoe.problem.schedule import Phase
 from foremoe.transfer.admission import refusal, require_agreement
 from foremoe.transfer.base import Buffers, Tensors
-from foremoe.transfer.residency import Residency, SlotContents, residency
+from foremoe.transfer.residency import Residencies, Residency, SlotContents
 
 # Letters: C copies, G ranks, B base slots, D ranks of an NVLink domain, n elements of a tensor of an expert.
 
@@ -67,6 +67,7 @@ class DeepEpEngine:
         self._bounds = np.searchsorted(t.need_C, np.arange(len(self._uses) + 1))
         self._domain: list[int] = np.flatnonzero(node_G == node_G[rank]).tolist()
         self._contents = {g: SlotContents() for g in self._domain}
+        self._residencies = Residencies(plan, rank, self.buffers, self._contents[rank])
         self._plan, self._next, self._open, self._event = plan, 0, None, None
 
     def prepare(self, micro_step: int, layer: int, phase: int) -> bool:
@@ -81,9 +82,7 @@ class DeepEpEngine:
                 table_DS = self._table(layer, [(int(t.dst_C[c]), int(t.buffer_C[c]), int(t.expert_C[c])) for c in sent])
                 homes, slots = self.buffers.homes(layer), self.buffers.slots
                 self._event = self._ep.lb_prefetch_weights(slots, homes, table_DS, num_sms=self._num_sms)
-            self._open = residency(
-                plan, self.group.rank, self.buffers, self._contents[self.group.rank], micro_step, layer, phase, False
-            )
+            self._open = self._residencies.of(micro_step, layer, phase)
             for grads in (self._open.grads_S or ())[plan.B :]:
                 for grad in grads or ():
                     grad.zero_()

@@ -20,7 +20,7 @@ from foremoe.transfer.base import Buffers
 from foremoe.transfer.carrier import Carrier
 from foremoe.transfer.contents import DebugContents, HomeWatch, watch_homes
 from foremoe.transfer.departures import Departures
-from foremoe.transfer.residency import Residency, SlotContents, residency
+from foremoe.transfer.residency import Residencies, Residency, SlotContents
 from foremoe.transfer.returns import Returns
 from foremoe.transfer.settings import EngineSettings
 from foremoe.transfer.timeline import Timeline
@@ -96,6 +96,7 @@ class Engine:
         require_agreement(self.group, plan, refused or fault, same_weights)
         self._watch, self._version = watch, self._version + (not same_weights)
         self._slots = SlotContents()
+        self._residencies = Residencies(plan, rank, self.buffers, self._slots)
         with self._step():
             self._carrier.begin(plan, self.settings.prefetch, self._version)
             self._programme = self._carrier.programme
@@ -124,8 +125,8 @@ class Engine:
         """
         plan, position = self._turn(micro_step, layer, phase)
         if self._open is None:
-            self.launch()
             with self._step():
+                self._departures.launch()
                 if position and self._programme.pass_U[position] != self._programme.pass_U[position - 1]:
                     self._agree(plan, position)
                 assert self._watch is not None
@@ -224,7 +225,7 @@ class Engine:
         if failures := {g: text for g, (text, _) in enumerate(answers) if text}:
             g = min(failures)
             self._fail(TransferError(f"the step was ended by another rank (rank {g}: {failures[g]})", tuple(failures)))
-        self._plan = None
+        self._plan, self._residencies.homes = None, {}
         return Timeline(
             rank=self.group.rank, begin_s=self._begin_s, wall_s=self._carrier.clock(),
             events=tuple(sorted([*self._carrier.log.events(), *self._returns.log.events()], key=lambda e: e.ready_s)),
@@ -240,7 +241,7 @@ class Engine:
     def _resident(self, plan: Plan, m: int, layer: int, phase: int) -> Residency:
         """The use's residency."""
         at_home = (m, layer) in self._fell_back
-        use = residency(plan, self.group.rank, self.buffers, self._slots, m, layer, phase, at_home)
+        use = self._residencies.of(m, layer, phase, at_home)
         buffer_of = self._slots.buffer_of
         busy = [buffer_of[layer, e] for e in use.expert_S[plan.B :] if (layer, e) in buffer_of]
         if self._contents is not None:
@@ -249,7 +250,7 @@ class Engine:
                 self._contents.check(*self._slots.expert_of[buffer], self.buffers.slot(buffer))
         if phase == Phase.BACKWARD:
             self._returns.expect(busy)
-        elif phase == Phase.FORWARD and not at_home and (plan.quota_MLGS[m, layer, :, plan.B :] > 0).any():
+        elif phase == Phase.FORWARD and not at_home and self._residencies.replicas_ML[m, layer]:
             if self._homes_only:
                 return dataclasses.replace(use, complete=False)
             if plan.header.schedule.trains:

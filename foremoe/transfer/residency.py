@@ -3,6 +3,9 @@
 from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
+import numpy as np
+
+from foremoe.base.arrays import Array
 from foremoe.base.errors import TransferError
 from foremoe.plan.plan import Plan
 from foremoe.plan.transfers import TransferList
@@ -45,28 +48,44 @@ class SlotContents:
                 self.expert_of[buffer], self.buffer_of[key] = key, buffer
 
 
-def residency(
-    plan: Plan, rank: int, buffers: Buffers, contents: SlotContents, m: int, layer: int, phase: int, at_home: bool
-) -> Residency:
-    """Reads off which tensors serve every slot in a use.
+class Residencies:
+    """What the slots of a rank hold in the uses of one plan; what lies at home is looked up once.
 
-    Raises:
-        TransferError: A backward or recomputation use lacks a replica that its forward used.
+    Attributes:
+        replicas_ML: Whether a redundant slot of any rank serves pairs.
+        homes: Tensors of base slots by layer, their gradients (True) or weights.
     """
-    base, quota_S = plan.B, plan.quota_MLGS[m, layer, rank].tolist()
-    expert_S, weights, grads = [], list[Tensors | None](), list[Tensors | None]()
-    for s, e in enumerate(plan.expert_MLGS[m, layer, rank].tolist()):
-        if s < base:
-            expert_S.append(e)
-            weights.append(buffers.home(layer, e))
-            grads.append(buffers.main_grad(layer, e) if phase == Phase.BACKWARD else None)
-        else:
-            expert_S.append(e if quota_S[s] > 0 and not at_home else -1)
-            buffer = contents.buffer_of.get((layer, expert_S[s]))
-            weights.append(None if buffer is None else buffers.slot(buffer))
-            grads.append(None if buffer is None or phase != Phase.BACKWARD else buffers.slot_grad(buffer))
-    lacking = [e for s, e in enumerate(expert_S) if e >= 0 and weights[s] is None]
-    if lacking and phase != Phase.FORWARD:
-        lost = f"the weights of expert {lacking[0]} of layer {layer} for the backward of micro-step {m}"
-        raise TransferError(f"{lost} cannot be had on rank {rank}; no rank may take this optimizer step: end the job.", (rank,))
-    return Residency(tuple(expert_S), tuple(weights), tuple(grads) if phase == Phase.BACKWARD else None, not lacking)
+
+    def __init__(self, plan: Plan, rank: int, buffers: Buffers, contents: SlotContents) -> None:
+        self._rank, self._base, self._buffers, self._contents = rank, plan.B, buffers, contents
+        served_MLGR = plan.quota_MLGS[:, :, :, plan.B :] > 0
+        self.replicas_ML: Array = np.any(served_MLGR, axis=(2, 3))
+        self._expert_MLS, self._served_MLR = plan.expert_MLGS[:, :, rank].tolist(), served_MLGR[:, :, rank].tolist()
+        self.homes = dict[tuple[int, bool], tuple[Tensors, ...]]()
+
+    def of(self, m: int, layer: int, phase: int, at_home: bool = False) -> Residency:
+        """Reads off which tensors serve every slot in a use.
+
+        Raises:
+            TransferError: A backward or recomputation use lacks a replica that its forward used.
+        """
+        expert_S, served_R, rank = self._expert_MLS[m][layer], self._served_MLR[m][layer], self._rank
+        expert_B, expert_R = expert_S[: self._base], expert_S[self._base :]
+        expert_R = [e if served and not at_home else -1 for e, served in zip(expert_R, served_R, strict=True)]
+        buffer_R = [self._contents.buffer_of.get((layer, e)) for e in expert_R]
+        lacking = [e for e, buffer in zip(expert_R, buffer_R, strict=True) if e >= 0 and buffer is None]
+        if lacking and phase != Phase.FORWARD:
+            lost = f"the weights of expert {lacking[0]} of layer {layer} for the backward of micro-step {m}"
+            raise TransferError(
+                f"{lost} cannot be had on rank {rank}; no rank may take this optimizer step: end the job.", (rank,)
+            )
+
+        def tensors(gradients: bool) -> tuple[Tensors | None, ...]:
+            of = self._buffers
+            own, slot = (of.main_grad, of.slot_grad) if gradients else (of.home, of.slot)
+            if (layer, gradients) not in self.homes:
+                self.homes[layer, gradients] = tuple(own(layer, e) for e in expert_B)
+            return *self.homes[layer, gradients], *(None if b is None else slot(b) for b in buffer_R)
+
+        grads = tensors(True) if phase == Phase.BACKWARD else None
+        return Residency((*expert_B, *expert_R), tensors(False), grads, not lacking)

@@ -26,6 +26,7 @@ from foremoe.solvers import Anneal
 from foremoe.testing.ranks import get_pool, run_threads
 from foremoe.transfer import admission, engine, pinned_host
 from foremoe.transfer.carrier import Carrier
+from foremoe.transfer.residency import Residencies
 from foremoe.transfer.returns import Returns
 
 RANKS = 2
@@ -120,7 +121,7 @@ def raises(error: type[Exception]) -> Callable[..., Any]:
 
 
 def lacks_in_backward(original: Any, *args: Any) -> Any:
-    if args[6] == Phase.BACKWARD:
+    if args[3] == Phase.BACKWARD:
         raise TransferError("made to fail")
     return original(*args)
 
@@ -156,7 +157,7 @@ FAULTS = {
         stage.PlannedStage, "prepare", lacking, "TransferError: .*could not be had, and its routing was known", alone=True
     ),
     "a replica that backward lacks": Fault(
-        engine, "residency", lacks_in_backward, "TransferError: .*made to fail", alone=True
+        Residencies, "of", lacks_in_backward, "TransferError: .*made to fail", alone=True
     ),
     "a gradient that is lost": Fault(
         Returns, "_settle_oldest", raises(TransferError), "TransferError: .*made to fail", ("transfer/engine.py:Engine.end",),

@@ -140,9 +140,9 @@ def test_neighbours_of_another_allocation_are_not_run_together() -> None:
     whole = torch.frombuffer(memory, dtype=torch.float32).view(4, H)
     apart = [(torch.frombuffer(memory, dtype=torch.float32, count=H, offset=4 * H * i),) for i in range(4)]
     assert apart[1][0].data_ptr() == whole[1].data_ptr()
-    args = ([(H // 4, 4)], [1] * 4, torch.arange(1, 5, dtype=torch.int32), 1)
-    assert [len(run.stacks[0]) for run in products._runs([(row,) for row in whole], *args)] == [4]
-    assert [len(run.stacks[0]) for run in products._runs(apart, *args)] == [1] * 4
+    runs_of = lambda rows: [run.last - run.first for run in products.find_runs(rows, [(H // 4, 4)])]  # noqa: E731
+    assert runs_of([(row,) for row in whole]) == [4]
+    assert runs_of(apart) == [1] * 4
 
 
 @pytest.mark.parametrize("why", ["float64", "rows of 12 bytes", "another math", "torch is old", "torch cannot"])
@@ -200,7 +200,7 @@ def test_rows_that_autograd_expands_are_laid_out() -> None:
     ends = end_of_slots([2, 1, 3, 1], CPU)
     row = Row(0, 0, [2, 1, 3, 1], slots.shapes, SwiGLU(), slots, ComputeTime(), ends)  # type: ignore[arg-type]
     GroupedExperts.apply(x_YH, row, Phase.FORWARD).sum().backward()
-    assert SlotProducts.of(slots.weights(0, 0, 0), slots.shapes, row.num_S, torch.zeros(4, dtype=torch.int32), x_YH) is not None
+    assert SlotProducts.of(slots.weights(0, 0, 0), row, x_YH) is not None
     assert x_YH.grad.isfinite().all()
 
 
