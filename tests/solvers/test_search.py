@@ -15,6 +15,7 @@ from foremoe.problem.laws import placement_violations
 from foremoe.problem.pricing import row_objective
 from foremoe.simulate import simulate
 from foremoe.solvers import Eplb, Search
+from foremoe.solvers.search.descend import NODE_MOVE_RANK_S, NODE_MOVE_S, PAIR_MOVE_RANK_S, PAIR_MOVE_S
 from foremoe.testing import SolverTests
 from foremoe.testing import strategies as draws
 
@@ -71,6 +72,22 @@ def test_what_a_row_becomes_does_not_depend_on_the_rows_around_it(effort):
     alone = Search(effort).solve(last, last.static())
     np.testing.assert_array_equal(alone.expert_NGS, whole.expert_NGS[problem.L :])
     np.testing.assert_array_equal(alone.quota_NGS, whole.quota_NGS[problem.L :])
+
+
+@pytest.mark.parametrize(
+    ("dispatch", "move_s"), [("pairs", PAIR_MOVE_S + 16 * PAIR_MOVE_RANK_S), ("node", NODE_MOVE_S + 16 * NODE_MOVE_RANK_S)]
+)
+def test_a_short_row_is_searched_for_half_a_percent_of_its_time_after_the_start_on_each_rank(dispatch, move_s):
+    work = foremoe.synthetic_workload(
+        "qwen3-30b-a3b", num_ranks=16, tokens_per_rank=4096, micro_steps=1, num_layers=1, regime="skew", stage="recompute"
+    )
+    problem = foremoe.Problem.of(work, foremoe.Cluster.preset("8xh100", 16, dispatch=dispatch), redundant=2)
+    started = Search(effort=0).solve(problem, problem.static())
+    started_s, home_s = (foremoe.price(problem, placed).total_s[0] for placed in (started, problem.static()))
+    assert started_s < 0.7 * home_s
+    limited = Search(effort=int(0.005 * started_s * 16 / move_s)).solve(problem, problem.static())
+    found = Search().solve(problem, problem.static())
+    assert (found.expert_NGS == limited.expert_NGS).all() and (found.quota_NGS == limited.quota_NGS).all()
 
 
 def test_by_default_little_is_tried_where_little_is_to_be_had():
