@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 # Letters: Y pairs that a rank serves, sorted by slot; N pairs of one slot; S slots of a rank; H hidden size, F ffn size,
 # D = 2F columns of gate and up.
 
+MOST_KEPT = 4096  # runs that a bank keeps
+
 
 class ExpertMath(Protocol):
     """What an expert computes: one MLP, with a hand-written backward.
@@ -120,6 +122,8 @@ class Row:
         """The runs of weights (0) or of gradients (1) in slots, found when redundant slots lie there for the first time."""
         key = self.layer, kind, *(0 if tensors is None else tensors[0].data_ptr() for tensors in tensors_S[self.num_base :])
         if key not in self.kept:
+            if len(self.kept) >= MOST_KEPT:  # many slots lie in a ring in more ways than are worth keeping
+                self.kept.clear()
             self.kept[key] = find_runs(tensors_S, self.shapes)
         return self.kept[key]
 

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from foremoe.base.errors import TransferError
 from foremoe.problem.schedule import Phase
-from foremoe.runtime import ExpertMath, SwiGLU, products
+from foremoe.runtime import ExpertMath, SwiGLU, experts, products
 from foremoe.runtime.experts import ComputeTime, GroupedExperts, Row, end_of_slots
 from foremoe.runtime.products import SlotProducts
 from foremoe.transfer.base import Tensors
@@ -218,3 +218,15 @@ def test_operations(num_base: int, dtype: torch.dtype, loop: tuple[int, int], gr
     for math, expected in ((BySlot(), loop), (SwiGLU(), grouped)):
         _, *nums = run(Slots(num_base, [1], dtype), [3] * (num_base + 1), math)
         assert tuple(nums) == expected
+
+
+def test_few_runs_are_kept_however_many_ways_buffers_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a row found anew are those that were kept."""
+    monkeypatch.setattr(experts, "MOST_KEPT", 3)
+    kept = dict[tuple[int, ...], list[products.Run]]()
+    for x, y in [(0, 1), (1, 0), (2, 3), (3, 2), (0, 1), (1, 2)]:
+        slots = Slots(2, [x, y], torch.float32)
+        row = Row(0, 0, [1] * 4, slots.shapes, SwiGLU(), slots, ComputeTime(), end_of_slots([1] * 4, CPU), 2, kept)
+        found = row.runs(0, slots.weights_S)
+        assert [run[:2] for run in found] == [run[:2] for run in products.find_runs(slots.weights_S, slots.shapes)]
+        assert 0 < len(kept) <= 3
