@@ -3,9 +3,10 @@
 from typing import NamedTuple, Self
 
 import torch
+from torch.nn.functional import pad
 
-# Letters: T tokens, K top-k, Z = T*K pairs in token order, E experts, P physical slots of all ranks, J = P + E intervals; X any
-# leading axes (rows).
+# Letters: T tokens, K top-k, Z = T*K pairs in token order, E experts, P physical slots of all ranks, J = 1 + P + E intervals; X
+# any leading axes (rows).
 
 _EXPERT = 2**32  # places of an expert on the line of all experts' pairs
 
@@ -25,10 +26,11 @@ class Intervals(NamedTuple):
         end_XP = line.number_XP * _EXPERT + line.begin_XP + line.width_XP
         end_E = torch.arange(1, num_experts + 1, device=end_XP.device) * _EXPERT - 1
         # A slot that takes nothing comes behind the one that ends where it does, so that no place is found in it.
-        end_XJ, order_XJ = torch.cat([end_XP, end_E.expand(*rows, -1)], dim=-1).sort(dim=-1, stable=True)
-        slot_P, home_XE = torch.arange(num_slots, device=end_XP.device), home_slot_XE.long().expand(*rows, -1)
+        # In front of all, slot -1 takes numbers below 0, which are no experts: whoever counts pairs by slot fails there.
+        end_XJ, order_XJ = torch.cat([pad(end_XP, (1, 0)), end_E.expand(*rows, -1)], dim=-1).sort(dim=-1, stable=True)
+        slot_P, home_XE = torch.arange(-1, num_slots, device=end_XP.device), home_slot_XE.long().expand(*rows, -1)
         slot_XJ = torch.cat([slot_P.expand(*rows, -1), home_XE], dim=-1).gather(-1, order_XJ)
-        return cls(end_XJ, slot_XJ, order_XJ >= num_slots)
+        return cls(end_XJ, slot_XJ, order_XJ > num_slots)
 
     def row(self, *index: int) -> Self:
         """One of the rows."""

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from foremoe.distributed.group import ThreadGroup
 from foremoe.runtime import remap
+from foremoe.runtime.dispatch import exchange_counts
 from foremoe.runtime.remap import DenseIntervals, Intervals, remap_dense, remap_dense_planned, remap_planned
 from foremoe.testing.pasteable import describe
 from foremoe.testing.samples import random_sources
@@ -59,6 +61,17 @@ def test_every_pair_goes_where_the_slow_reference_sends_it(call: tuple, dtype: t
     assert slot_TK.dtype == num_drift.dtype == torch.int64 and num_drift.dim() == 0
     assert slot_TK.shape == topk_TK.shape
     assert (slot_TK.tolist(), int(num_drift)) == slow_remap(topk_TK.tolist(), *tables)
+
+
+def test_numbers_that_are_no_experts_get_no_slot() -> None:
+    """On a GPU the host does not look at them: what the device does next with them must fail."""
+    tables = [torch.tensor(table) for table in ([0, 2, 1], [0, 1, 0], [0, 1])]
+    slot_TK, _ = remap(torch.tensor([[-1, 0], [1, -7]]), *tables)
+    assert slot_TK.tolist() == [[-1, 2], [1, -1]]
+    with pytest.raises(IndexError):
+        remap(torch.tensor([[2]]), *tables)
+    with pytest.raises(RuntimeError, match="out of bounds"):
+        exchange_counts(slot_TK.reshape(-1), 3, ThreadGroup.of(1)[0], True)
 
 
 @given(st.lists(calls(), min_size=1, max_size=3), st.integers(1, 4))
