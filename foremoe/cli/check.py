@@ -38,8 +38,8 @@ Example:
 @click.argument("plan_file", metavar="PLAN")
 @option(
     "--trace", "traces", metavar="TRACE", multiple=True,
-    help="Compare with the routing that the plan was made from, packed as the plan says (repeat for several, in order).  "
-    "[default: none]",
+    help="Routing that the plan was made from: its loads are compared with the plan's. For several files, repeat the option in the "
+    "order in which they were planned.  [default: none]",
 )  # fmt: skip
 @option(
     "--workload",

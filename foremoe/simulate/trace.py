@@ -32,7 +32,9 @@ class _Arrival(NamedTuple):
 
 
 def trace(runs: Mapping[str, tuple[Plan, Simulation]]) -> TraceEvents:
-    """Makes one trace of simulated stages: a group for each name, a track for each rank, and its incoming copies below.
+    """Combines simulated stages into one timeline for Perfetto.
+
+    Each entry of `runs` is a group with a track per rank; the weights and gradients that a rank receives have tracks below it.
 
     Args:
         runs: Plan and simulation by name, such as ``{"static": (plan, simulation), "planned": ...}``.
