@@ -38,14 +38,14 @@ Example:
 @click.argument("plan_file", metavar="PLAN")
 @option(
     "--trace", "traces", metavar="TRACE", multiple=True,
-    help="Routing that the plan was made from: its loads are compared with the plan's. For several files, repeat the option in the "
-    "order in which they were planned.  [default: none]",
+    help="Routing that the plan was made from: its loads are compared with the plan's. For several files, repeat the option in "
+    "the order in which they were planned.  [default: none]",
 )  # fmt: skip
 @option(
     "--workload",
     "workload_file",
     metavar="FILE",
-    help="Compare with the counts that it was made from, instead of --trace.  [default: none]",
+    help="Counts that the plan was made from, in place of --trace.  [default: none]",
 )
 def check(plan_file: str, traces: tuple[str, ...], workload_file: str | None, json_file: str | None) -> None:
     """The command ``foremoe check``."""
