@@ -71,6 +71,8 @@ def test_a_notebook_shows_fields_and_the_skew_of_a_plan() -> None:
     home, planned = re.findall(r"points='([^']*)'", page)
     assert len(home.split()) == len(planned.split()) == 3
     assert "int32 [2, 3, 4, 32]" in work._repr_html_()
+    alone = plan.select([0])._repr_html_()
+    assert len(re.findall(r"points='([^']*)'", alone)[0].split()) == 2 and alone.count("layer 0</text>") == 1
 
 
 def test_toml_is_read_without_the_package_that_writes_it() -> None:

@@ -176,7 +176,9 @@ def stage_seconds(
     `state_bytes` are moved with every weight.
     """
     problem = case.problem
-    part = sample(problem)
+    # Other homes have other skews, but the same rows are compared.
+    same = of.problem if (problem.M, problem.L) == (of.problem.M, of.problem.L) else problem
+    part = sample(problem, skewed=same)
     run = force_balanced(part) if even else simulate(part, Planner().plan(part, num_threads=num_threads)[0])
     whole = whole_stage(problem, part, run, case.trainer)
     moves_s = 0.0
@@ -204,7 +206,7 @@ def _changes(case: Case, slots: SlotChoice) -> Iterator[tuple[str, str, Case]]:
         moved = experts_moved(problem, home_LE)
         if moved:
             changed = dataclasses.replace(problem, home_LE=home_LE)
-            cost = f"{moved:{'.0f' if moved >= 1.0 else '.1f'}} of {problem.E} experts of a layer move, with optimizer state"
+            cost = f"{moved} of {problem.E} experts of a layer move, with optimizer state"
             yield f"homes by {type(solver).__name__}", cost, Case(changed, trainer)
     other = "pairs" if problem.cluster.dispatch == "node" else "node"
     if problem.cluster.num_nodes > 1:
@@ -219,6 +221,7 @@ def _changes(case: Case, slots: SlotChoice) -> Iterator[tuple[str, str, Case]]:
         yield DO_NOT_RECOMPUTE if schedule.reforward else RECOMPUTE, f"{peak} GB a rank at home", Case(changed, trainer)
 
 
-def experts_moved(problem: Problem, home_LE: Array) -> float:
-    """Experts of a layer that change their rank, on average."""
-    return float((problem.home_LE // problem.B != home_LE // problem.B).sum()) / problem.L
+def experts_moved(problem: Problem, home_LE: Array) -> str:
+    """Number of experts of a layer that change their rank, on average, in words; empty if there are none."""
+    moved = float((problem.home_LE // problem.B != home_LE // problem.B).sum()) / problem.L
+    return f"{moved:.0f}" if moved >= 1.0 else f"{moved:.1f}" if moved >= 0.1 else "under 0.1" if moved else ""

@@ -17,12 +17,12 @@ from foremoe.simulate.step import head_seconds, optimizer_seconds, reduction_sec
 MICRO_STEPS, LAYERS = 6, 12
 
 
-def sample(problem: Problem, micro_steps: int = MICRO_STEPS, layers: int = LAYERS) -> Problem:
-    """Returns at most this many micro-steps and layers, of every skew; a small problem unchanged."""
+def sample(problem: Problem, micro_steps: int = MICRO_STEPS, layers: int = LAYERS, *, skewed: Problem | None = None) -> Problem:
+    """Returns at most this many micro-steps and layers, of every skew; a small problem unchanged. Skews are those of `skewed`."""
     if micro_steps >= problem.M and layers >= problem.L:
         return problem
     # The seconds of a row follow the busiest rank's load above all: rows are sampled evenly over its range.
-    busiest_ML = problem.static().load_NG().max(axis=1).reshape(problem.M, problem.L)
+    busiest_ML = (skewed or problem).static().load_NG().max(axis=1).reshape(problem.M, problem.L)
     steps_M, layer_L = _spread(busiest_ML.sum(axis=1), micro_steps), _spread(busiest_ML.sum(axis=0), layers)
     cut = problem.cut_arrays(M=steps_M, L=layer_L)
     schedule = Schedule.plain(problem.stage, len(steps_M), problem.schedule.reforward)

@@ -66,8 +66,9 @@ def cluster_of(
 
 def model_told(name: str | None, num_layers: int, num_experts: int, num_topk: int) -> Model:
     """Returns the preset that a recording names, or the only one of its shape."""
-    if name is not None and name.strip().lower() in Model.preset_names():
-        return Model.preset(name)
+    preset = None if name is None else Model.preset_of(name)
+    if preset is not None:
+        return Model.preset(preset)
     found = Model.matching(num_layers, num_experts, num_topk)
     if len(found) == 1:
         return found[0]

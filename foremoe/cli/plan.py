@@ -51,8 +51,9 @@ def plan(
             progress.note(f"warning: {warning}")
         made, trainer = planned.plan, case_options.trainer.of()
         found = gain(planned.problem, made, posed=planned.posed, trainer=trainer)
+        known = found.speedup if planner_name == "foremoe" else None  # advice is on the default planner
         told = advise(
-            planned.posed, trainer=trainer, slots=case.slots, speedup=found.speedup, num_threads=threads,
+            planned.posed, trainer=trainer, slots=case.slots, speedup=known, num_threads=threads,
             progress=progress.within("advice"),
         )  # fmt: skip
     memory = memory_figures(plan_fit(planned.problem, made, trainer)) | {

@@ -99,13 +99,10 @@ def report(
         strategies = strategy_lines(shown, compared, threads, case_options.seed, trainer, progress) if compared else None
         runs = run_stage(shown.problem, shown.plan, posed=shown.posed, moves_s=shown.moves_s, trainer=trainer)
         gained = runs.gain(shown.problem.cluster.standing)
+        # Advice is on the default planner.
+        known = gained.speedup if plan_file is None and planner_name in (None, "foremoe") else None
         advice = advise(
-            shown.posed,
-            trainer=trainer,
-            slots=slots,
-            speedup=gained.speedup,
-            num_threads=threads,
-            progress=progress.within("advice"),
+            shown.posed, trainer=trainer, slots=slots, speedup=known, num_threads=threads, progress=progress.within("advice")
         )
         write_report(
             output, shown.problem, shown.plan, planner_report=shown.summary, runs=runs, strategies=strategies, advice=advice,

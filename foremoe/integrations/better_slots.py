@@ -68,5 +68,5 @@ def better_homes(choice: SlotChoice) -> str:
     gain = 1.0 - stage_seconds(there, here, num_threads=1, state_bytes=HOMES.state_bytes) / now_s if now_s else 0.0
     if gain < LEAST_GAIN:
         return ""
-    which = f"homes by Anneal(state_bytes={HOMES.state_bytes:g}) for {experts_moved(problem, home_LE):.0f} of {problem.E} experts"
+    which = f"homes by Anneal(state_bytes={HOMES.state_bytes:g}) for {experts_moved(problem, home_LE)} of {problem.E} experts"
     return f"with R = {choice.redundant}, {which} of a layer would make this {problem.stage} {gain:.0%} shorter"

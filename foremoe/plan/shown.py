@@ -27,7 +27,9 @@ def plan_html(plan: Plan) -> str:
 
 def _picture(skew_KL: Array) -> str:
     """SVG: a line for each of `_LINES`, from the skew of an even layer below to the largest above."""
-    top, last = max(float(skew_KL.max()), 1.01), max(skew_KL.shape[1] - 1, 1)
+    num = skew_KL.shape[1]
+    skew_KL = skew_KL if num > 1 else np.repeat(skew_KL, 2, axis=1)  # one layer is a level line
+    top, last = max(float(skew_KL.max()), 1.01), max(num - 1, 1)
     parts = []
     for k, (name, colour) in enumerate(_LINES):
         points = " ".join(
@@ -38,7 +40,7 @@ def _picture(skew_KL: Array) -> str:
         parts.append(f"<text x='{_LEFT + 150 * k}' y='12' fill='{colour}'>skew {name}</text>")
     low = _TOP + _HEIGHT
     parts += [f"<text x='4' y='{y + 4}' fill='currentColor'>{value:.2f}</text>" for y, value in ((_TOP, top), (low, 1.0))]
-    names = ((_LEFT, "start", "layer 0"), (_LEFT + _WIDTH, "end", f"layer {skew_KL.shape[1] - 1}"))
+    names = ((_LEFT, "start", "layer 0"), (_LEFT + _WIDTH, "end", f"layer {num - 1}"))[:num]
     parts += [f"<text x='{x}' y='{low + 18}' text-anchor='{at}' fill='currentColor'>{text}</text>" for x, at, text in names]
     size = f"width='{_LEFT + _WIDTH + 10}' height='{low + 26}'"
     return f"<svg xmlns='http://www.w3.org/2000/svg' {size} font-size='12' font-family='sans-serif'>{''.join(parts)}</svg>"

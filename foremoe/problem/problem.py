@@ -173,7 +173,8 @@ class Problem(ArrayValue, Derived):
             (16, 8, 32, 6)
         """
         if model is None:
-            model = Model.preset(workload.model) if workload.model is not None else _by_shape(workload)
+            name = workload.model
+            model = _by_shape(workload) if name is None else Model.preset(Model.preset_of(name) or name)
         if cluster.num_ranks != workload.G:
             sizes = f"the workload was dealt to {workload.G} source ranks but the cluster has {cluster.num_ranks}"
             raise InputError(f"{sizes}; make them equal.")

@@ -117,7 +117,7 @@ class DeepEpEngine:
 
     def end(self) -> None:
         """Finishes the plan."""
-        self._plan = None
+        self._plan, self._residencies.homes = None, {}
 
     def _turn(self, micro_step: int, layer: int, phase: int) -> Plan:
         if self._plan is None or self._uses[self._next : self._next + 1] != [(micro_step, layer, phase)]:

@@ -124,6 +124,13 @@ def test_a_sample_is_deep_enough_to_see_copies_that_queue_up() -> None:
     assert told == f"do not use foremoe here: the stage would take {1.0 / speedup - 1.0:.1%} longer"
 
 
+def test_other_homes_are_tried_on_the_same_rows() -> None:
+    problem = posed("gpt-oss-like", layers=16, micro_steps=10)
+    away = dataclasses.replace(problem, home_LE=np.flip(problem.home_LE, axis=1).copy())
+    rows = sample(away, skewed=problem)
+    assert (rows.load_MLE == sample(problem).load_MLE).all() and (rows.home_LE != sample(problem).home_LE).any()
+
+
 def test_moves_of_homes_are_in_the_stage_that_has_them() -> None:
     problem = posed("mid")
     home_LE = problem.home_LE.copy()

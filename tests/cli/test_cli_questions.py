@@ -1,4 +1,4 @@
-"""``foremoe simulate`` with a question: which knowledge pays, and what if."""
+"""``foremoe simulate`` with a question: which knowledge pays; and ``foremoe advise``."""
 
 from __future__ import annotations
 
@@ -60,6 +60,12 @@ def test_advice_from_few_micro_steps_says_so() -> None:
     case = ["--synthetic", "gpt-oss-20b", "--ranks", "4", "--layers", "0:1", "--tokens-per-rank", "256"]
     few, many = (good(["advise", *case, "--micro-steps", number]).stdout for number in ("1", "4"))
     assert "the trace has 1 micro-step; a training step usually has more" in few and "usually has more" not in many
+
+
+def test_advice_is_on_the_default_planner_whatever_was_planned() -> None:
+    case = ["--synthetic", "gpt-oss-20b", "--ranks", "4", "--layers", "0:1", "--tokens-per-rank", "8192", "--micro-steps", "4"]
+    text = good(["plan", *case, "--redundant", "1", "--planner", "static"]).stdout
+    assert "simulated stage: 1.00x" in text and "do not use foremoe" not in text
 
 
 def test_compare_says_where_even_routing_stands(trace: str, dealing: list[str]) -> None:

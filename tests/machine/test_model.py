@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import foremoe
 from foremoe.base.errors import InputError
 from foremoe.machine.model import Model
 
@@ -103,6 +104,14 @@ def test_preset_names():
 )  # fmt: skip
 def test_names_of_a_hub(hub, name):
     assert Model.preset_of(hub) == name
+
+
+def test_a_trace_under_its_name_on_a_hub_is_planned():
+    made = foremoe.synthetic_trace("gpt-oss-20b", num_sequences=4, seed=0)
+    routed = np.split(made.topk_TLK, made.cuts[1:-1])
+    trace, _ = foremoe.from_routed_experts(routed, model="openai/gpt-oss-20b")
+    work = foremoe.Workload.from_trace(trace, num_ranks=2, tokens_per_rank=1024)
+    assert foremoe.Problem.of(work, foremoe.Cluster.preset("8xh100", 2)).model.name == "gpt-oss-20b"
 
 
 @pytest.mark.parametrize(
