@@ -1,4 +1,4 @@
-"""What a layer takes of its host: the slot path of Megatron-Core's MoE layer, and whole layers of it and of the runtime.
+"""Host time of a layer: the slot path of Megatron-Core's MoE layer, and whole layers of Megatron-Core and of the runtime.
 
     OMP_NUM_THREADS=1 python -m bench.megatron_slots [--beside CHECKOUT]
 
@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def _whole_layers(beside: Path | None) -> list[str]:
-    """Lines: whole layers, each figure of `beside` before the one here."""
+    """Returns a table of whole layers, with each figure of `beside` before the one of this checkout."""
     checkouts = [ROOT] if beside is None else [beside.resolve(), ROOT]
     runs = [[_run("whole_layer", folder) for folder in checkouts] for _ in range(ROUNDS)]
     lines = ["", "## Whole layers", "", f"At commit {', then '.join(map(_commit, checkouts))}:", ""]
@@ -104,7 +104,7 @@ def _seconds(num_ranks: int) -> Seconds:
 
 
 def _run(module: str, checkout: Path, *words: str) -> Any:
-    """What a module of tests/megatron prints as JSON, with the foremoe of a checkout."""
+    """Runs a module of tests/megatron with the foremoe of a checkout and returns the JSON that it prints."""
     env = os.environ | {"PYTHONPATH": os.pathsep.join([str(checkout), str(ROOT / "tests" / "megatron")])}
     command = [sys.executable, "-W", "ignore", "-c", f"import {module}; {module}.main()", *words]
     done = subprocess.run(command, cwd=checkout, env=env, stdout=subprocess.PIPE, text=True, check=True)

@@ -98,7 +98,7 @@ def cell_text(cell: dict[str, Any]) -> str:
 
 
 def output_text(output: dict[str, Any]) -> str:
-    """What a cell printed, or the value at its end, as HTML where it has that."""
+    """Returns the text that a cell printed, or the value at its end, as HTML if the value has any."""
     page = output.get("data", {}).get("text/html")
     return f"{page}\n" if page else f"```text\n{(output.get('text') or output['data']['text/plain']).rstrip()}\n```\n"
 

@@ -1,4 +1,4 @@
-"""How notebooks show a value: as a table of its fields."""
+"""Tables that show values in notebooks."""
 
 import dataclasses
 import html

@@ -23,7 +23,7 @@ from foremoe.workload.packing import AsGiven
 
 
 class Varied(NamedTuple):
-    """What varies besides the levels; every combination is planned."""
+    """Options that vary besides the levels; every combination is planned."""
 
     planners: dict[str, Planner]
     nodes: list[int | None]  # ranks of a node; None: the cluster's own

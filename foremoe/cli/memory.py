@@ -45,5 +45,4 @@ def plan_line(problem: Problem, plan: Plan, trainer: Trainer) -> str:
     stored = host_bytes(problem, plan)
     host = f"; host store {gigabytes(stored)} GB a node" if stored else ""
     found = plan_fit(problem, plan, trainer)
-    verdict, _, again = found.text().partition("; ")
-    return f"memory: {verdict} ({held}){host}{again and f'; {again}'}{cure(found)}"
+    return f"memory: {found.text(f' ({held}){host}')}{cure(found)}"

@@ -83,12 +83,12 @@ class Fit(NamedTuple):
         memory_bytes = min(fit.memory_bytes for fit in fits)
         return cls(max(fit.peak_bytes for fit in fits), max(again) if again else None, memory_bytes)
 
-    def text(self) -> str:
-        """Returns one line, such as ``does not fit: 179 of 80 GB; with activation recomputation 23 GB``."""
+    def text(self, held: str = "") -> str:
+        """Returns one line, such as ``does not fit: 179 of 80 GB; with activation recomputation 23 GB``; `held` follows 80 GB."""
         peak, memory = gigabytes(self.peak_bytes), gigabytes(self.memory_bytes)
         if peak == memory and not self.fits:  # as whole numbers
             peak = f"{self.peak_bytes / 1e9:.2f}"
-        verdict = f"{'fits' if self.fits else 'does not fit'}: {peak} of {memory} GB"
+        verdict = f"{'fits' if self.fits else 'does not fit'}: {peak} of {memory} GB{held}"
         if self.fits or self.reforward_bytes is None:
             return verdict
         return f"{verdict}; with activation recomputation {gigabytes(self.reforward_bytes)} GB"

@@ -11,7 +11,6 @@ import statistics
 import sys
 import time
 from collections import defaultdict
-from contextlib import ExitStack
 from pathlib import Path
 from unittest.mock import patch
 
@@ -131,32 +130,20 @@ class OfMegatron:
 
 
 class Clock:
-    """A context for a pass: CPU seconds of the calling thread besides messages."""
+    """A context for a pass: CPU seconds of the calling thread besides those of `messages`."""
 
-    def __init__(self):
-        self.seconds, self.of_messages = defaultdict(list), 0.0
+    def __init__(self, messages):
+        self.seconds, self.messages = defaultdict(list), messages
 
     def __call__(self, name):
         self.name = name
         return self
 
     def __enter__(self):
-        self.begin_s = time.thread_time() - self.of_messages
+        self.begin_s = time.thread_time() - self.messages.seconds
 
     def __exit__(self, *error):
-        self.seconds[self.name].append(time.thread_time() - self.of_messages - self.begin_s)
-
-    def left_out(self, function):
-        """A function whose seconds do not count; it calls no other such."""
-
-        def timed(*args, **options):
-            begin_s = time.thread_time()
-            try:
-                return function(*args, **options)
-            finally:
-                self.of_messages += time.thread_time() - begin_s
-
-        return timed
+        self.seconds[self.name].append(time.thread_time() - self.messages.seconds - self.begin_s)
 
 
 class Counter:
@@ -181,16 +168,15 @@ class Counter:
 def figures(group, of, arm, repeats, micro_steps):
     """Pass -> launches, bytes at the large sizes, waits, and seconds at the small ones, of the fastest tenth."""
     torch.set_num_threads(1)
-    counter, clock = Counter(), Clock()
+    messages = slot_path.Stopwatch(*(MESSAGES if of is OfMegatron else [(type(group), "all_to_all")]))
+    counter, clock = Counter(), Clock(messages)
     layer = of(group, arm, 2, LARGE)
     layer.stage(counter)
     layer.close()
     layer = of(group, arm, micro_steps, SMALL)
     layer.stage(clock)  # which compiles
     clock.seconds.clear()
-    with ExitStack() as stack:
-        for owner, name in MESSAGES if of is OfMegatron else [(type(group), "all_to_all")]:
-            stack.enter_context(patch.object(owner, name, clock.left_out(getattr(owner, name))))
+    with messages.running():
         for _ in range(repeats):
             layer.stage(clock)
     layer.close()
