@@ -99,6 +99,35 @@ def test_under_time_replicas_bring_tokens_nearer():
     assert searched_s < 0.94 * timed_s < 0.92 * level_s and mean_skew(timed) < 1.005
 
 
+@pytest.mark.parametrize(("redundant", "most"), [(1, 0.96), (2, 0.87), (6, 0.72)])
+def test_groups_of_nodes_serve_their_own_tokens(redundant, most):
+    """With a message per token and node, few nodes hold most experts between them, so that a token reaches few nodes."""
+    work = synthetic_workload(
+        "qwen3-30b-a3b", num_ranks=64, tokens_per_rank=4096, micro_steps=1, num_layers=2, regime="mild", seed=1
+    )
+    problem = Problem.of(work, Cluster.preset("8xh100", 64, dispatch="node"), redundant=redundant)
+    grouped, single = (Search(effort=1, without=parts).solve(problem, problem.static()) for parts in ((), ("groups",)))
+    require_valid(problem, grouped)
+    grouped_s, single_s = (foremoe.price(problem, placed) for placed in (grouped, single))
+    assert (grouped_s.total_s <= most * single_s.total_s).all()
+    counted = Search(effort=0).solve(problem, problem.static())
+    assert counted.same_as(Search(effort=0, without=("groups",)).solve(problem, problem.static()))
+
+
+@pytest.mark.parametrize(
+    "node_of_rank", [[0, 0, 1, 2, 2, 3, 4, 4, 5, 5], [4, 0, 3, 1, 2, 0, 4, 3, 1, 2], list(range(10)), [0] * 8 + [1, 2]]
+)
+def test_groups_of_uneven_nodes(node_of_rank):
+    G = len(node_of_rank)
+    work = synthetic_workload("glm-4.5", num_ranks=G, tokens_per_rank=2048, micro_steps=2, num_layers=2, seed=1)
+    cluster = dataclasses.replace(Cluster.preset("8xh100", G, dispatch="node"), node_of_rank_G=np.array(node_of_rank, np.int32))
+    problem = Problem.of(work, cluster, redundant=2)
+    grouped, single = (Search(effort=1, without=parts).solve(problem, problem.static()) for parts in ((), ("groups",)))
+    require_valid(problem, grouped)
+    grouped_s, single_s = (foremoe.price(problem, placed).total_s for placed in (grouped, single))
+    assert (grouped_s <= single_s * (1 + 1e-3)).all()
+
+
 @pytest.mark.parametrize("tokens_per_rank", [256, 1024, 8192])
 def test_being_allowed_to_leave_the_node_never_costs_time(tokens_per_rank):
     anywhere = workload_problem(16, cost=CostModel(), tokens_per_rank=tokens_per_rank, model="gpt-oss-20b")

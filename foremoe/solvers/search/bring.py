@@ -1,7 +1,9 @@
-"""Replicas where tokens are: every node gets the experts that its own tokens want most, at prices that level the ranks.
+"""Replicas where tokens are: every group of nodes gets the experts that its own tokens want most, at prices that level the ranks.
 
-Pairs that a node's tokens have with an expert elsewhere cross nodes unless the node holds a replica. With as many replicas as
-slots allow, which experts a node gets decides what crosses, and which of its ranks holds which of them, what the ranks serve.
+Pairs that a node's tokens have with an expert elsewhere cross nodes unless the node holds a replica. If a token travels once to
+each node that serves it, what counts is how many nodes these are. Few nodes that hold most experts between them serve their own
+tokens alone: then a token reaches a few nodes instead of nearly all. Such groups are neighbours, as the split law matches sources
+and slots in order of rank.
 """
 
 from __future__ import annotations
@@ -12,17 +14,30 @@ import numpy as np
 
 from foremoe.base.arrays import Array
 from foremoe.base.compiled import inner_kernel, kernel
+from foremoe.problem.kernels.traffic import BY_NODE
 from foremoe.solvers.rows import assign, clean_row, home_of_experts
+from foremoe.solvers.search.parts import GROUPS
 from foremoe.solvers.search.state import price_of
 
-# Letters: G ranks, S slots per rank, V nodes, E experts, P = G*S slots, I replicas.
+# Letters: G ranks, S slots per rank, V groups of nodes, E experts, P = G*S slots, I replicas.
 
-# Rounds of prices. After the first and the second one, the best must be within these shares of what the row costs already.
+# Rounds of prices. After the first and the second one, the best must be within these shares of the cheapest so far.
 ROUNDS, FIRST, SECOND = 8, 1.3, 1.1
+# Groups are tried up to so many times the number that could each hold every expert.
+MOST_GROUPS = 3.0
+# Up to so many nodes, each is also a group of its own where groups pay more.
+NODES = 4
 # Replicas must save this share of the row's compute.
 LEAST = 0.01
 # A rank whose load is twice the goal raises its price by PACE times the seconds of a crossing pair; prices end at HIGHEST.
 PACE, HIGHEST = 3.0, 4.0
+
+
+class _Groups(NamedTuple):
+    """Groups of nodes, and the pairs that the tokens of each have with every expert."""
+
+    group_G: Array
+    demand_VE: Array
 
 
 class _Scratch(NamedTuple):
@@ -39,18 +54,18 @@ class _Scratch(NamedTuple):
 
 
 @inner_kernel
-def _choose(v, first, num_slots, num_rank_slots, s, scratch):
-    """Writes the replicas that node `v` gains most from, the best first, from place `first` on; returns where they end.
+def _choose(v, first, num_slots, num_rank_slots, near, scratch):
+    """Writes the replicas that group `v` gains most from, the best first, from place `first` on; returns where they end.
 
-    An expert from another node takes all pairs of the node's tokens along, off its home. One from inside it takes half, which
+    An expert from another group takes all pairs of the group's tokens along, off its home. One from inside it takes half, which
     only pays for the price of its home.
     """
     gain_I, expert_I, pairs_I = scratch.gain_I, scratch.expert_I, scratch.pairs_I
     end = first
-    for e in range(s.row.load_E.size):
+    for e in range(scratch.home_E.size):
         home = scratch.home_E[e] // num_rank_slots
-        pairs, gain = np.int64(s.row.demand_VE[v, e]), 1.0 + scratch.price_G[home]
-        if s.row.ranks.node_G[home] == v:
+        pairs, gain = near.demand_VE[v, e], 1.0 + scratch.price_G[home]
+        if near.group_G[home] == v:
             pairs, gain = pairs // 2, scratch.price_G[home]
         gain *= pairs
         if gain <= 0.0 or (end == first + num_slots and gain <= gain_I[end - 1]):
@@ -75,8 +90,8 @@ def _num_held(rates, num_slots):
 
 
 @inner_kernel
-def _place(v, chosen, num_held, node_G, placed, scratch):
-    """Gives the chosen replicas, places [first, end), to ranks of node `v`: the largest to the least loaded with a free slot."""
+def _place(v, chosen, num_held, group_G, placed, scratch):
+    """Gives the chosen replicas, places [first, end), to ranks of group `v`: the largest to the least loaded with a free slot."""
     expert_GS, quota_GS, load_G = placed
     (first, end), (G, S), num_base = chosen, expert_GS.shape, scratch.home_E.size // expert_GS.shape[0]
     for _ in range(first, end):
@@ -86,7 +101,7 @@ def _place(v, chosen, num_held, node_G, placed, scratch):
         scratch.pairs_I[i] = -1
         rank, slot, least = home, scratch.home_E[e] % S, np.int64(-1)
         for g in range(G):
-            if node_G[g] != v or g == home or (least >= 0 and load_G[g] >= least):
+            if group_G[g] != v or g == home or (least >= 0 and load_G[g] >= least):
                 continue
             for s in range(num_base, num_base + num_held):
                 if expert_GS[g, s] < 0:
@@ -110,42 +125,42 @@ def _link(placed, scratch):
 
 
 @inner_kernel
-def _count_served(e, node_G, placed, scratch):
-    """Pairs of an expert that every node serves."""
+def _count_served(e, group_G, placed, scratch):
+    """Pairs of an expert that every group serves."""
     S, home = placed.expert_GS.shape[1], scratch.home_E[e]
     scratch.served_V[:] = 0
-    scratch.served_V[node_G[home // S]] += placed.quota_GS[home // S, home % S]
+    scratch.served_V[group_G[home // S]] += placed.quota_GS[home // S, home % S]
     p = scratch.first_E[e]
     while p >= 0:
-        scratch.served_V[node_G[p // S]] += placed.quota_GS[p // S, p % S]
+        scratch.served_V[group_G[p // S]] += placed.quota_GS[p // S, p % S]
         p = scratch.next_P[p]
 
 
 @inner_kernel
-def _best_push(busiest, goal, row, placed, scratch):
+def _best_push(busiest, goal, near, placed, scratch):
     """The cheapest push of pairs off a rank to another slot of their expert: (slot, other slot, pairs); -1 if there is none.
 
-    A push is cheap if no more pairs cross nodes by it, cheaper if fewer do. Ranks that are above the goal themselves come last:
-    they push on.
+    A push is cheap if no more pairs leave their group by it, cheaper if fewer do. Ranks that are above the goal themselves come
+    last: they push on.
     """
     expert_GS, quota_GS, load_G = placed
-    S, node_G = expert_GS.shape[1], row.ranks.node_G
+    S, group_G = expert_GS.shape[1], near.group_G
     best_cost, best = 9, (np.int64(-1), np.int64(-1), np.int64(0))
     for s in range(S):
         e = np.int64(expert_GS[busiest, s])
         if e < 0 or quota_GS[busiest, s] == 0 or scratch.first_E[e] < 0:
             continue
-        _count_served(e, node_G, placed, scratch)
-        here = node_G[busiest]
+        _count_served(e, group_G, placed, scratch)
+        here = group_G[busiest]
         p, following = scratch.home_E[e], scratch.first_E[e]
         while p >= 0:
             g = p // S
             if g != busiest and load_G[g] < load_G[busiest] - 1:
                 room = goal - load_G[g] if load_G[g] < goal else (load_G[busiest] - load_G[g]) // 2
                 pairs, cost = min(room, load_G[busiest] - goal, np.int64(quota_GS[busiest, s])), 0 if load_G[g] < goal else 1
-                if node_G[g] != here:
-                    spare = scratch.served_V[here] - row.demand_VE[here, e]
-                    lack = row.demand_VE[node_G[g], e] - scratch.served_V[node_G[g]]
+                if group_G[g] != here:
+                    spare = scratch.served_V[here] - near.demand_VE[here, e]
+                    lack = near.demand_VE[group_G[g], e] - scratch.served_V[group_G[g]]
                     pairs = min(pairs, spare) if spare > 0 else pairs
                     pairs = min(pairs, lack) if lack > 0 else pairs
                     cost += 2 * (spare <= 0) - 2 * (lack > 0)
@@ -157,7 +172,7 @@ def _best_push(busiest, goal, row, placed, scratch):
 
 
 @inner_kernel
-def _push(goal, row, placed, scratch):
+def _push(goal, near, placed, scratch):
     """Pushes pairs off the busiest rank until none is above the goal or has where to push."""
     S, load_G = placed.expert_GS.shape[1], placed.load_G
     _link(placed, scratch)
@@ -165,7 +180,7 @@ def _push(goal, row, placed, scratch):
         busiest = load_G.argmax()
         if load_G[busiest] <= goal:
             return
-        p, q, pairs = _best_push(busiest, goal, row, placed, scratch)
+        p, q, pairs = _best_push(busiest, goal, near, placed, scratch)
         if p < 0:
             return
         placed.quota_GS[p // S, p % S] -= pairs
@@ -175,16 +190,26 @@ def _push(goal, row, placed, scratch):
 
 
 @kernel
-def bring_row(goal, home, tried, best_s, best, s):
-    """Overwrites `best` with the cheapest of several sets of replicas near tokens, if that costs less than `best_s`.
+def _grouped(num_groups, row):
+    """Neighbouring nodes in groups of equal numbers, as far as they divide."""
+    num_nodes, E = row.demand_VE.shape
+    demand_VE = np.zeros((num_groups, E), np.int64)
+    for v in range(num_nodes):
+        for e in range(E):
+            demand_VE[v * num_groups // num_nodes, e] += row.demand_VE[v, e]
+    return _Groups(row.ranks.node_G * num_groups // num_nodes, demand_VE)
 
-    Prices of ranks start at nothing. Each round chooses replicas for all nodes, gives them to ranks, raises the prices of ranks
+
+@kernel
+def _rounds(goal, near, num_held, home, tried, most_s, best, s):
+    """Overwrites `best` with the cheapest of some sets of replicas near tokens, if that costs less than `most_s`.
+
+    Prices of ranks start at nothing. Each round chooses replicas for all groups, gives them to ranks, raises the prices of ranks
     that this leaves above the goal and lowers those below, and then pushes pairs until the row is level: subgradient steps on
-    the Lagrangian of "no rank above the goal".
+    the Lagrangian of "no rank above the goal". Returns what the cheapest set costs.
     """
-    (G, S), (V, E), node_G = home.expert_GS.shape, s.row.demand_VE.shape, s.row.ranks.node_G
+    (G, S), (V, E), group_G = home.expert_GS.shape, near.demand_VE.shape, near.group_G
     num_base = S - s.num_slots
-    num_held = _num_held(s.rates, s.num_slots)
     slots = G * num_held
     scratch = _Scratch(
         home_of_experts(num_base, home.expert_GS), np.zeros(G), np.empty(slots), np.empty(slots, np.int64),
@@ -192,27 +217,57 @@ def bring_row(goal, home, tried, best_s, best, s):
     )  # fmt: skip
     slots_V, end_V = np.zeros(V, np.int64), np.zeros(V, np.int64)
     for g in range(G):
-        slots_V[node_G[g]] += num_held
-    least_s, wanted_s = np.inf, LEAST * s.rates.pair_s * goal
+        slots_V[group_G[g]] += num_held
+    least_s = np.inf
     for n in range(ROUNDS):
         assign(tried, home)
         for v in range(V):
-            end_V[v] = _choose(v, end_V[v - 1] if v else 0, slots_V[v], S, s, scratch)
+            end_V[v] = _choose(v, end_V[v - 1] if v else 0, slots_V[v], S, near, scratch)
         for i in range(end_V[V - 1]):
             p = scratch.home_E[scratch.expert_I[i]]
             tried.quota_GS[p // S, p % S] -= scratch.pairs_I[i]
             tried.load_G[p // S] -= scratch.pairs_I[i]
         for v in range(V):
-            _place(v, (end_V[v - 1] if v else 0, end_V[v]), num_held, node_G, tried, scratch)
+            _place(v, (end_V[v - 1] if v else 0, end_V[v]), num_held, group_G, tried, scratch)
         for g in range(G):
             over = (tried.load_G[g] - goal) / goal
             scratch.price_G[g] = min(HIGHEST, max(0.0, scratch.price_G[g] + PACE / (1.0 + 0.3 * n) * over))
-        _push(goal, s.row, tried, scratch)
+        _push(goal, near, tried, scratch)
         clean_row(num_base, tried)
         this_s = price_of(tried, s)
-        least_s = min(least_s, this_s)
-        if this_s < best_s - wanted_s:
-            best_s, wanted_s = this_s, 0.0
+        if this_s < min(least_s, most_s):
             assign(best, tried)
-        if least_s > (FIRST if n == 0 else SECOND) * best_s:
+        least_s = min(least_s, this_s)
+        if least_s > (FIRST if n == 0 else SECOND) * most_s:
             break
+    return least_s
+
+
+@inner_kernel
+def _next_groups(num_groups, num_nodes, most_groups, by_node):
+    """The number of groups to try after `num_groups`, 1 before the first; 0: none is left."""
+    if by_node and 2 * num_groups <= most_groups:
+        return 2 * num_groups
+    return num_nodes if num_groups < num_nodes and (num_nodes <= NODES or not by_node) else np.int64(0)
+
+
+@kernel
+def bring_row(goal, home, tried, best_s, best, s):
+    """Overwrites `best` with the cheapest of several sets of replicas near tokens, if that costs less than `best_s`.
+
+    The groups are single nodes and, if a token travels once to a node, 2, 4, 8 ... of about equal numbers of nodes.
+    """
+    num_nodes, num_base = np.int64(s.row.demand_VE.shape[0]), s.home_GB.shape[1]
+    by_node, many = s.row.ranks.travel == BY_NODE, s.parts & GROUPS != 0
+    if num_nodes > NODES and not many:
+        return
+    num_held = _num_held(s.rates, s.num_slots)
+    most_s = best_s - LEAST * s.rates.pair_s * goal
+    most_groups = min(num_nodes - 1, MOST_GROUPS * (num_base + s.num_slots) / num_base) if many else 0.0
+    num_groups = _next_groups(np.int64(1), num_nodes, most_groups, by_node)
+    while num_groups > 0:
+        near = _grouped(num_groups, s.row)
+        most_s = min(most_s, _rounds(goal, near, num_held, home, tried, most_s, best, s))
+        if num_held < s.num_slots:
+            most_s = min(most_s, _rounds(goal, near, np.int64(s.num_slots), home, tried, most_s, best, s))
+        num_groups = _next_groups(num_groups, num_nodes, most_groups, by_node)

@@ -8,11 +8,11 @@ from foremoe.base.errors import InputError
 
 # In the order in which a row meets them.
 PARTS = (
-    "nearest", "node first", "copy limits", "split", "prune", "bring", "smoothing", "busiest", "links", "ranks",
+    "nearest", "node first", "copy limits", "split", "prune", "bring", "groups", "smoothing", "busiest", "links", "ranks",
     "replacement", "wanted",
 )  # fmt: skip
 (
-    NEAREST, NODE_FIRST, COPY_LIMITS, SPLIT, PRUNE, BRING, SMOOTHING, BUSIEST, LINKS, RANKS, REPLACEMENT, WANTED,
+    NEAREST, NODE_FIRST, COPY_LIMITS, SPLIT, PRUNE, BRING, GROUPS, SMOOTHING, BUSIEST, LINKS, RANKS, REPLACEMENT, WANTED,
 ) = (1 << i for i in range(len(PARTS)))  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from foremoe.problem.problem import Problem
 from foremoe.solvers.base import edit_rows, require_start
 from foremoe.solvers.search.descend import AS_PAYS, Choice, search_rows
 from foremoe.solvers.search.level import TRIES, Options, balanced_rows
-from foremoe.solvers.search.parts import without
+from foremoe.solvers.search.parts import GROUPS, without
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,9 @@ class Search(RankSolver):
     describes it.
 
     Attributes:
-        effort: Changes tried in a row, at least 0; 0 is the start alone, some ten microseconds a row. None: as many as pay, by
-            what there is to gain in a row, up to half a percent of the row's time after its start, times the ranks.
+        effort: Changes tried in a row, at least 0; 0 is a start alone that takes some ten microseconds a row and has no groups of
+            nodes. None: as many as pay, by what there is to gain in a row, up to half a percent of the row's time after its
+            start, times the ranks.
         without: Parts that are left out, of `foremoe.solvers.search.parts.PARTS`: for measuring what each is worth.
     """
 
@@ -61,6 +62,8 @@ class Search(RankSolver):
         effort = AS_PAYS if self.effort is None else self.effort
         if problem.load_MLGE is None:
             effort = 0
-        rows = problem_rows(problem)
-        choice = Choice(effort, without(self.without), node_only, problem_rates(problem), row_times(problem))
+        rows, parts = problem_rows(problem), without(self.without)
+        if effort == 0:
+            parts &= ~GROUPS
+        choice = Choice(effort, parts, node_only, problem_rates(problem), row_times(problem))
         return edit_rows(start, lambda low, high, *placed: search_rows(low, high, rows, choice, *placed))

@@ -18,9 +18,6 @@ from foremoe.solvers.split.flow import UNLIMITED, split_row
 
 # Letters: G ranks, S slots per rank, V nodes, X places.
 
-# Up to so many nodes, replicas near tokens are chosen for all ranks at once; with more nodes a rank's slots matter one by one.
-NODES = 4
-
 
 @inner_kernel
 def _wider(near, far, one_node, rates):
@@ -103,5 +100,5 @@ def start_row(s, best):
         if s.parts & PRUNE:
             prune_row(reached, s.row.load_E, num_base, tried)
         best_s = _keep_cheaper(tried, best_s, best, s)
-    if s.parts & BRING and s.located and not s.node_only and 1 < num_nodes <= NODES and s.num_slots > 0:
+    if s.parts & BRING and s.located and not s.node_only and num_nodes > 1 and s.num_slots > 0:
         bring_row(goal, home, tried, best_s, best, s)
