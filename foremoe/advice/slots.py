@@ -69,7 +69,8 @@ def choose_slots(
 
     Plans and simulates a sample of 6 micro-steps and 12 layers with each number, without moving homes. A larger number is chosen
     if each further slot shortens the simulated stage by `LEAST_GAIN` and the buffers fit into a rank's memory. The search ends
-    at the first number that is not chosen, or at E/G slots.
+    at a number that is not chosen. With several nodes, where some slots may gain nothing before a few more gain much, it ends
+    at the second in a row that is not chosen, of at least as many slots as a rank has experts at home.
 
     Args:
         problem: Its own number of slots is ignored.
@@ -89,8 +90,8 @@ def choose_slots(
     bare = dataclasses.replace(problem, redundant=0)
     part, trainer = sample(bare), trainer or Trainer()
     whole = fit(bare, bare.static(), trainer=trainer)
-    numbers = [0, *(2**k for k in range(16) if 2**k <= max(1, bare.B))]
-    options, best, static_s, best_s = list[SlotOption](), 0, 0.0, 0.0
+    numbers = [0, *(2**k for k in range(16) if 2**k <= max(1, bare.E - bare.B))]
+    options, best, static_s, best_s, num_vain = list[SlotOption](), 0, 0.0, 0.0, 0
     for i, redundant in enumerate(numbers):
         varied = dataclasses.replace(part, redundant=redundant)
         run = simulate(varied, Planner().plan(varied, num_threads=num_threads)[0])
@@ -107,9 +108,14 @@ def choose_slots(
             progress(i + 1, len(numbers))
         if not redundant:
             continue
-        if not fits or best_s - stage_s < LEAST_GAIN * (redundant - best) * stage_s or not stage_s:
+        if not fits or not stage_s:
             break
-        best, best_s = redundant, stage_s
+        if best_s - stage_s >= LEAST_GAIN * (redundant - best) * stage_s:
+            best, best_s, num_vain = redundant, stage_s, 0
+        elif bare.cluster.num_nodes == 1 or (num_vain and redundant >= bare.B):
+            break
+        else:
+            num_vain = 1
     return SlotChoice(problem=dataclasses.replace(problem, redundant=best), options=tuple(options))
 
 

@@ -85,10 +85,10 @@ def start_row(s, best):
     if (best.expert_GS[:, num_base:] >= 0).any():
         best_s = _keep_cheaper(home, best_s, best, s)
     goal = level_goal(s.node_only, node_G, home.load_G)
-    if home.load_G.max() <= goal:
-        return
     tried = copy_of(home)
     for blind in (True, False):
+        if home.load_G.max() <= goal:
+            break
         if blind and (s.node_only or (num_nodes == 1 and not s.located)):
             continue
         if s.parts & (NEAREST if blind else NODE_FIRST) == 0:
