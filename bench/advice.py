@@ -21,15 +21,18 @@ from bench.output import command_line, emit, hardware
 from bench.systems import recorded_workload
 from foremoe.advice.changes import Case, advise
 from foremoe.base.parallel import row_runner
+from foremoe.problem.memory import buffer_bytes
 from foremoe.problem.problem import Problem
 from foremoe.simulate import Judge
-from foremoe.solvers import Anneal, Lpt
+from foremoe.solvers import Anneal, Lpt, Search
 from foremoe.synthetic import Regime
 from foremoe.workload.skew import mean_skew
 
 FILES = ("prefill_in1024", "decode_in1000out1000", "prefill_in1800out100")
 # A skew of 3.4 at EP8, as measured for Moonlight (64 experts, top-6), whose shape DeepSeek-V2-Lite has.
 MOONLIGHT = Regime(sigma=0.6, groups=8, group_std=1.25, kappa=64.0, walk_std=0.15, domain_std=0.4, sequence_std=0.4)
+EVEN = Regime(sigma=0.0, kappa=1e9, walk_std=0.0, domain_std=0.0, sequence_std=0.0, source_kappa=1e9)
+NUMBERS = (1, 2, 4, 8, 16)
 RIVALS = ("eplb-step", "eplb-exact", "quota", "echo", "moonep", "llep", "least_loaded", "lplb", "greedy")
 DISPATCHES = ("pairs", "node")
 GPT_OSS = ("gpt_oss_20b_decode.npz",)
@@ -52,11 +55,10 @@ def loads(micro_steps: int, num_layers: int) -> Iterator[tuple[Name, Problem]]:
     works = {}
     if (RECORDED / "deepseek_r1_counts.npz").exists():
         works = {(f"DeepSeek-R1, {name}", ep): recorded(name, ep, micro_steps, num_layers) for name in FILES for ep in (8, 16)}
-    balanced = Regime(sigma=0.0, kappa=1e9, walk_std=0.0, domain_std=0.0, sequence_std=0.0, source_kappa=1e9)
     made = (
         ("r1-like", "deepseek-v3", "r1-like", (8, 16)), ("Moonlight-like", "deepseek-v2-lite", MOONLIGHT, (8, 16)),
         ("gpt-oss-math-like", "gpt-oss-20b", "gpt-oss-math-like", (8, 16)), ("mid", "qwen3-30b-a3b", "mid", (16,)),
-        ("balanced", "qwen3-30b-a3b", balanced, (16,)),
+        ("balanced", "qwen3-30b-a3b", EVEN, (16,)),
     )  # fmt: skip
     for name, model, regime, degrees in made:
         for ep in degrees:
@@ -143,6 +145,32 @@ def short_lines() -> Iterator[str]:
         yield f"| {name} EP{ep} {dispatch} | {' | '.join(cells)} |"
 
 
+def node_lines() -> Iterator[str]:
+    """Rows of the fifth table: the same load with more and more slots, on four and eight nodes under node dispatch."""
+    works = []
+    if (RECORDED / "deepseek_r1_counts.npz").exists():
+        works = [(f"DeepSeek-R1, {FILES[1]}, EP{ep}", recorded(FILES[1], ep, 4, 4)) for ep in (32, 64)]
+    kinds: tuple[tuple[str, str | Regime], ...] = (
+        ("qwen3-235b-a22b", "qwen3-like"), ("qwen3-235b-a22b", EVEN), ("deepseek-v3", "r1-like"),
+    )  # fmt: skip
+    for ep, (model, regime) in itertools.product((32, 64), kinds):
+        work = foremoe.synthetic_workload(
+            model, num_ranks=ep, tokens_per_rank=8192, micro_steps=4, num_layers=4, regime=regime, seed=1
+        )
+        works.append((f"{model} {'balanced' if regime is EVEN else regime}, EP{ep}", work))
+    for name, work in works:
+        problem = foremoe.Problem.of(work, foremoe.Cluster.preset("8xh100", work.G, dispatch="node"))
+        judge, chosen = Judge.of(problem), foremoe.choose_slots(problem).problem
+        cells = []
+        for redundant in NUMBERS:
+            posed = dataclasses.replace(problem, redundant=redundant)
+            cells.append(f"{judge.static_s / judge(posed, foremoe.Planner().plan(posed)[0])['simulated_stage_s']:.2f}")
+        plain = foremoe.Planner(rank=(Search(without=("groups",)),))
+        alone = judge.static_s / judge(chosen, plain.plan(chosen)[0])["simulated_stage_s"]
+        cells += [str(chosen.R), f"{buffer_bytes(problem, chosen.R) / 1e9:.2f}", f"{alone:.2f}"]
+        yield f"| {name} | {' | '.join(cells)} | {judge.static_s / judge.balanced_s:.2f} |"
+
+
 def main() -> None:
     """Command line."""
     parser = command_line(__doc__)
@@ -159,7 +187,7 @@ def main() -> None:
             ratios += found
         sizes = itertools.product(("qwen3-30b-a3b", "qwen3-235b-a22b"), (16, 32), ("mild", "mid", "qwen3-like"))
         third = [reorder_line(*size, args.micro_steps) for size in sizes]
-        fourth = list(short_lines())
+        fourth, fifth = list(short_lines()), list(node_lines())
     off = np.abs(np.array(ratios) - 1.0)
     text = [
         "# Slots and advice (simulated)", "",
@@ -180,7 +208,11 @@ def main() -> None:
         "| case | skew at home | `Lpt` | `Anneal` |", "| --- | --- | --- | --- |", *third, "",
         "Short micro-steps: the stage at home over the planned stage, on recorded routing with all layers and at most"
         f" {LONGEST} micro-steps (M), by tokens a rank and micro-step.", "",
-        f"| case | {' | '.join(map(str, SHORT))} |", f"| --- {'| --- ' * len(SHORT)}|", *fourth,
+        f"| case | {' | '.join(map(str, SHORT))} |", f"| --- {'| --- ' * len(SHORT)}|", *fourth, "",
+        "Slots on four and eight nodes under node dispatch, 4 micro-steps of 4 layers: the stage at home over the planned stage,"
+        " by R; what `choose_slots` takes, and its stage planned without groups of nodes.", "",
+        f"| case | {' | '.join(f'R = {number}' for number in NUMBERS)} | auto: R | GB | without groups | even routing |",
+        f"| --- {'| --- ' * (len(NUMBERS) + 4)}|", *fifth,
     ]  # fmt: skip
     emit("\n".join(text) + "\n", args.out)
 
