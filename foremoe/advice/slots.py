@@ -53,12 +53,9 @@ class SlotChoice:
         return self.problem.R
 
     def __str__(self) -> str:
-        tried = (
-            f"{o.redundant}: {o.speedup:.2f}x" + (f" for {gigabytes(o.buffer_bytes)} GB" if o.redundant else "")
-            + ("" if o.fits else " (does not fit)")
-            for o in self.options
-        )  # fmt: skip
-        return f"slots: R = {self.redundant} by a sample of rows ({', '.join(tried)})"
+        tried = ", ".join(f"{o.redundant}: {o.speedup:.2f}x{'' if o.fits else ', does not fit'}" for o in self.options)
+        each = next((f"; {gigabytes(o.buffer_bytes // o.redundant)} GB per slot" for o in self.options if o.redundant), "")
+        return f"slots: R = {self.redundant} by a sample of rows ({tried}{each})"
 
 
 def choose_slots(
