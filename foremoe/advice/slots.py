@@ -66,8 +66,8 @@ def choose_slots(
 
     Plans and simulates a sample of 6 micro-steps and 12 layers with each number, without moving homes. A larger number is chosen
     if each further slot shortens the simulated stage by `LEAST_GAIN` and the buffers fit into a rank's memory. The search ends
-    at a number that is not chosen. With several nodes, where some slots may gain nothing before a few more gain much, it ends
-    at the second in a row that is not chosen, of at least as many slots as a rank has experts at home.
+    at a number that is not chosen. With several nodes, where some slots may gain nothing before a few more gain much, it also
+    tries the next number, and all numbers up to that of a rank's experts at home.
 
     Args:
         problem: Its own number of slots is ignored.
@@ -88,7 +88,7 @@ def choose_slots(
     part, trainer = sample(bare), trainer or Trainer()
     whole = fit(bare, bare.static(), trainer=trainer)
     numbers = [0, *(2**k for k in range(16) if 2**k <= max(1, bare.E - bare.B))]
-    options, best, static_s, best_s, num_vain = list[SlotOption](), 0, 0.0, 0.0, 0
+    options, best, static_s, best_s, vain = list[SlotOption](), 0, 0.0, 0.0, False
     for i, redundant in enumerate(numbers):
         varied = dataclasses.replace(part, redundant=redundant)
         run = simulate(varied, Planner().plan(varied, num_threads=num_threads)[0])
@@ -108,11 +108,11 @@ def choose_slots(
         if not fits or not stage_s:
             break
         if best_s - stage_s >= LEAST_GAIN * (redundant - best) * stage_s:
-            best, best_s, num_vain = redundant, stage_s, 0
-        elif bare.cluster.num_nodes == 1 or (num_vain and redundant >= bare.B):
+            best, best_s, vain = redundant, stage_s, False
+        elif bare.cluster.num_nodes == 1 or bare.replicas == "node" or (vain and redundant >= bare.B):
             break
         else:
-            num_vain = 1
+            vain = True
     return SlotChoice(problem=dataclasses.replace(problem, redundant=best), options=tuple(options))
 
 

@@ -57,7 +57,10 @@ def clusters(draw: st.DrawFn, *, min_ranks: int = 1, max_ranks: int = 6, symmetr
         per_node = draw(st.sampled_from([d for d in range(1, ranks + 1) if ranks % d == 0]))
         node_G = np.arange(ranks) // per_node
     else:
-        node_G = np.unique(draw(st.lists(st.integers(0, 2), min_size=ranks, max_size=ranks)), return_inverse=True)[1]
+        node_G = np.unique(
+            draw(st.lists(st.integers(0, draw(st.sampled_from([2, ranks - 1]))), min_size=ranks, max_size=ranks)),
+            return_inverse=True,
+        )[1]
     return Cluster(
         name="toy", num_ranks=ranks, node_of_rank_G=node_G, flops_per_s=draw(st.sampled_from([1e8, 1e9, 1e12])),
         compute_efficiency=draw(st.sampled_from([0.5, 1.0])), slot_overhead_s=draw(st.sampled_from([0.0, 1e-6])),

@@ -49,6 +49,17 @@ def test_more_slots_than_homes_where_tokens_reach_fewer_nodes_with_them() -> Non
     assert chosen.redundant >= 4 > chosen.problem.B == 2 and speed[4] > 1.15 * speed[1]
 
 
+def test_numbers_that_gain_nothing_are_passed_where_more_gain_much() -> None:
+    work = foremoe.synthetic_workload(
+        "qwen3-30b-a3b", num_ranks=64, tokens_per_rank=8192, micro_steps=1, num_layers=1, regime=EVEN, seed=7
+    )
+    problem = foremoe.Problem.of(work, foremoe.Cluster.preset("8xh100", 64, dispatch="node"))
+    speed = {option.redundant: option.speedup for option in choose_slots(problem).options}
+    assert speed[2] > 1.2 and speed[4] < speed[2] + 0.02 and speed[8] > 1.5
+    inside = choose_slots(dataclasses.replace(problem, replicas="node"))
+    assert [option.redundant for option in inside.options] == [0, 1] and inside.redundant == 0
+
+
 def test_even_routing_takes_no_slot_and_is_told_so() -> None:
     problem = dataclasses.replace(posed(EVEN), redundant=0)
     assert choose_slots(problem).redundant == 0

@@ -110,22 +110,55 @@ def test_groups_of_nodes_serve_their_own_tokens(redundant, most):
     require_valid(problem, grouped)
     grouped_s, single_s = (foremoe.price(problem, placed) for placed in (grouped, single))
     assert (grouped_s.total_s <= most * single_s.total_s).all()
-    counted = Search(effort=0).solve(problem, problem.static())
-    assert counted.same_as(Search(effort=0, without=("groups",)).solve(problem, problem.static()))
+    started = Search(effort=0).solve(problem, problem.static())
+    assert started.same_as(Search(effort=0, without=("groups",)).solve(problem, problem.static()))
 
 
+def test_groups_follow_the_order_of_ranks_and_not_the_numbers_of_nodes():
+    work = synthetic_workload(
+        "qwen3-30b-a3b", num_ranks=64, tokens_per_rank=4096, micro_steps=1, num_layers=1, regime="mild", seed=1
+    )
+    cluster = Cluster.preset("8xh100", 64, dispatch="node")
+    renumbered = dataclasses.replace(cluster, node_of_rank_G=np.array([3, 0, 5, 1, 7, 2, 6, 4], np.int32)[cluster.node_of_rank_G])
+    problems = [Problem.of(work, where, redundant=2) for where in (cluster, renumbered)]
+    in_order_s, other_s = (
+        float(foremoe.price(problem, Search(effort=1).solve(problem, problem.static())).total_s[0]) for problem in problems
+    )
+    assert other_s == pytest.approx(in_order_s, rel=0.01)
+
+
+@pytest.mark.parametrize("dispatch", ["node", "pairs"])
 @pytest.mark.parametrize(
-    "node_of_rank", [[0, 0, 1, 2, 2, 3, 4, 4, 5, 5], [4, 0, 3, 1, 2, 0, 4, 3, 1, 2], list(range(10)), [0] * 8 + [1, 2]]
+    "node_of_rank", [[0, 0, 1, 2, 2, 3, 4, 4, 5, 5], [4, 0, 3, 1, 2, 0, 4, 3, 1, 2], range(10), [0] * 8 + [1, 2]]
 )
-def test_groups_of_uneven_nodes(node_of_rank):
-    G = len(node_of_rank)
-    work = synthetic_workload("glm-4.5", num_ranks=G, tokens_per_rank=2048, micro_steps=2, num_layers=2, seed=1)
-    cluster = dataclasses.replace(Cluster.preset("8xh100", G, dispatch="node"), node_of_rank_G=np.array(node_of_rank, np.int32))
+def test_groups_of_uneven_nodes_and_rows_without_load(node_of_rank, dispatch):
+    work = synthetic_workload("glm-4.5", num_ranks=10, tokens_per_rank=2048, micro_steps=2, num_layers=2, seed=1)
+    cluster = dataclasses.replace(
+        Cluster.preset("8xh100", 10, dispatch=dispatch), node_of_rank_G=np.array(node_of_rank, np.int32)
+    )
     problem = Problem.of(work, cluster, redundant=2)
-    grouped, single = (Search(effort=1, without=parts).solve(problem, problem.static()) for parts in ((), ("groups",)))
-    require_valid(problem, grouped)
-    grouped_s, single_s = (foremoe.price(problem, placed).total_s for placed in (grouped, single))
-    assert (grouped_s <= single_s * (1 + 1e-3)).all()
+    load_MLGE = problem.load_MLGE.copy()
+    load_MLGE[0, 1] = 0
+    problem = dataclasses.replace(problem, load_MLGE=load_MLGE, load_MLE=load_MLGE.sum(axis=2, dtype=np.int32))
+    for effort in (0, 1, 50):
+        placed = Search(effort=effort).solve(problem, problem.static())
+        require_valid(problem, placed)
+        home_s = foremoe.price(problem, problem.static()).total_s
+        assert (foremoe.price(problem, placed).total_s <= home_s * (1 + 1e-9)).all()
+
+
+@pytest.mark.parametrize("dispatch", ["node", "pairs"])
+def test_tokens_of_a_level_row_are_served_near(dispatch):
+    """Every node's tokens want the experts of the other node."""
+    load_MLGE = np.zeros((1, 1, 4, 4), np.int32)
+    load_MLGE[0, 0, :2, 2:] = load_MLGE[0, 0, 2:, :2] = 40_000
+    problem = make_problem(load_MLGE.sum(axis=2), [0, 0, 1, 1], 2)
+    cluster = dataclasses.replace(problem.cluster, dispatch=dispatch)
+    problem = dataclasses.replace(problem, load_MLGE=load_MLGE, cluster=cluster)
+    home_s, placed_s = (
+        float(foremoe.price(problem, placed).total_s[0]) for placed in (problem.static(), START.solve(problem, problem.static()))
+    )
+    assert placed_s < 0.5 * home_s
 
 
 @pytest.mark.parametrize("tokens_per_rank", [256, 1024, 8192])

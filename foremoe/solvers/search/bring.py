@@ -21,11 +21,12 @@ from foremoe.solvers.search.state import price_of
 
 # Letters: G ranks, S slots per rank, V groups of nodes, E experts, P = G*S slots, I replicas.
 
-# Rounds of prices. After the first and the second one, the best must be within these shares of the cheapest so far.
-ROUNDS, FIRST, SECOND = 8, 1.3, 1.1
+# Rounds of prices, on up to so many ranks; with more, rounds take longer and are fewer, two at least. After the first and the
+# second one, the best must be within these shares of the cheapest so far.
+ROUNDS, RANKS, FIRST, SECOND = 8, 64, 1.3, 1.1
 # Groups are tried up to so many times the number that could each hold every expert.
 MOST_GROUPS = 3.0
-# Up to so many nodes, each is also a group of its own where groups pay more.
+# If a token travels once to a node, single nodes are tried up to so many.
 NODES = 4
 # Replicas must save this share of the row's compute.
 LEAST = 0.01
@@ -44,7 +45,7 @@ class _Scratch(NamedTuple):
     """Memory of one row."""
 
     home_E: Array  # int64, home slot p = g*S + b of every expert
-    price_G: Array  # float64, of serving a pair on a rank; in seconds of a pair that crosses nodes
+    price_G: Array  # float64, of serving a pair on a rank; in seconds of a pair that leaves its group
     gain_I: Array  # float64
     expert_I: Array  # int64
     pairs_I: Array  # int64
@@ -81,7 +82,7 @@ def _choose(v, first, num_slots, num_rank_slots, near, scratch):
 
 @inner_kernel
 def _num_held(rates, num_slots):
-    """Replicas that a rank holds at most: more than one only if all of them hide, while as many of its own experts go out."""
+    """Replicas that a rank holds at first: more than one only if all of them hide, while as many of its own experts go out."""
     back_s = rates.trains * (rates.copy_rdma_s + rates.gradient_rdma_s)
     most = rates.hide_forward_s / rates.copy_rdma_s
     if back_s > 0.0:
@@ -191,13 +192,15 @@ def _push(goal, near, placed, scratch):
 
 @kernel
 def _grouped(num_groups, row):
-    """Neighbouring nodes in groups of equal numbers, as far as they divide."""
-    num_nodes, E = row.demand_VE.shape
-    demand_VE = np.zeros((num_groups, E), np.int64)
-    for v in range(num_nodes):
-        for e in range(E):
-            demand_VE[v * num_groups // num_nodes, e] += row.demand_VE[v, e]
-    return _Groups(row.ranks.node_G * num_groups // num_nodes, demand_VE)
+    """Nodes in groups of equal numbers, as far as they divide, in the order in which ranks name them."""
+    (num_nodes, E), node_G = row.demand_VE.shape, row.ranks.node_G
+    group_V, num_seen, demand_VE = np.full(num_nodes, -1), 0, np.zeros((num_groups, E), np.int64)
+    for v in node_G:
+        if group_V[v] < 0:
+            group_V[v] = num_seen * num_groups // num_nodes
+            num_seen += 1
+            demand_VE[group_V[v]] += row.demand_VE[v]
+    return _Groups(group_V[node_G], demand_VE)
 
 
 @kernel
@@ -219,7 +222,7 @@ def _rounds(goal, near, num_held, home, tried, most_s, best, s):
     for g in range(G):
         slots_V[group_G[g]] += num_held
     least_s = np.inf
-    for n in range(ROUNDS):
+    for n in range(max(2, min(ROUNDS, ROUNDS * RANKS // G))):
         assign(tried, home)
         for v in range(V):
             end_V[v] = _choose(v, end_V[v - 1] if v else 0, slots_V[v], S, near, scratch)
@@ -235,39 +238,36 @@ def _rounds(goal, near, num_held, home, tried, most_s, best, s):
         _push(goal, near, tried, scratch)
         clean_row(num_base, tried)
         this_s = price_of(tried, s)
-        if this_s < min(least_s, most_s):
-            assign(best, tried)
         least_s = min(least_s, this_s)
+        if this_s < most_s:
+            most_s = this_s
+            assign(best, tried)
         if least_s > (FIRST if n == 0 else SECOND) * most_s:
             break
-    return least_s
+    return most_s
 
 
-@inner_kernel
-def _next_groups(num_groups, num_nodes, most_groups, by_node):
-    """The number of groups to try after `num_groups`, 1 before the first; 0: none is left."""
-    if by_node and 2 * num_groups <= most_groups:
-        return 2 * num_groups
-    return num_nodes if num_groups < num_nodes and (num_nodes <= NODES or not by_node) else np.int64(0)
+@kernel
+def _try_groups(num_groups, home, goal, tried, most_s, best, s):
+    """Overwrites `best` with replicas for so many groups, as many as hide or as fit, if they cost less than `most_s`."""
+    near, num_held = _grouped(num_groups, s.row), _num_held(s.rates, s.num_slots)
+    most_s = _rounds(goal, near, num_held, home, tried, most_s, best, s)
+    if num_held < s.num_slots:
+        most_s = _rounds(goal, near, np.int64(s.num_slots), home, tried, most_s, best, s)
+    return most_s
 
 
 @kernel
 def bring_row(goal, home, tried, best_s, best, s):
     """Overwrites `best` with the cheapest of several sets of replicas near tokens, if that costs less than `best_s`.
 
-    The groups are single nodes and, if a token travels once to a node, 2, 4, 8 ... of about equal numbers of nodes.
+    If a token travels once to a node, there are 2, 4, 8 ... groups of about equal numbers of nodes; else groups are single nodes.
     """
     num_nodes, num_base = np.int64(s.row.demand_VE.shape[0]), s.home_GB.shape[1]
     by_node, many = s.row.ranks.travel == BY_NODE, s.parts & GROUPS != 0
-    if num_nodes > NODES and not many:
-        return
-    num_held = _num_held(s.rates, s.num_slots)
-    most_s = best_s - LEAST * s.rates.pair_s * goal
-    most_groups = min(num_nodes - 1, MOST_GROUPS * (num_base + s.num_slots) / num_base) if many else 0.0
-    num_groups = _next_groups(np.int64(1), num_nodes, most_groups, by_node)
-    while num_groups > 0:
-        near = _grouped(num_groups, s.row)
-        most_s = min(most_s, _rounds(goal, near, num_held, home, tried, most_s, best, s))
-        if num_held < s.num_slots:
-            most_s = min(most_s, _rounds(goal, near, np.int64(s.num_slots), home, tried, most_s, best, s))
-        num_groups = _next_groups(num_groups, num_nodes, most_groups, by_node)
+    most_s, num_groups = best_s - LEAST * s.rates.pair_s * goal, np.int64(2)
+    while many and by_node and num_groups < num_nodes and num_groups <= MOST_GROUPS * (num_base + s.num_slots) / num_base:
+        most_s = _try_groups(num_groups, home, goal, tried, most_s, best, s)
+        num_groups *= 2
+    if num_nodes <= NODES or (many and not by_node):
+        _try_groups(num_nodes, home, goal, tried, most_s, best, s)

@@ -30,9 +30,9 @@ class Search(RankSolver):
     describes it.
 
     Attributes:
-        effort: Changes tried in a row, at least 0; 0 is a start alone that takes some ten microseconds a row and has no groups of
-            nodes. None: as many as pay, by what there is to gain in a row, up to half a percent of the row's time after its
-            start, times the ranks.
+        effort: Changes tried in a row, at least 0. 0 is the start alone, without groups of nodes: some ten microseconds a row at
+            EP8, 15 ms at EP512. None: as many as pay, by what there is to gain in a row, up to half a percent of the row's time
+            after its start, times the ranks.
         without: Parts that are left out, of `foremoe.solvers.search.parts.PARTS`: for measuring what each is worth.
     """
 

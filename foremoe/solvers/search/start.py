@@ -76,7 +76,10 @@ def _keep_cheaper(tried, best_s, best, s):
 
 @kernel
 def start_row(s, best):
-    """Overwrites `best`, a placement, with the cheapest of itself, bare homes and the settlings; the traffic of `s` is empty."""
+    """Overwrites `best`, a placement, with the cheapest of itself, bare homes, the settlings and replicas near tokens.
+
+    The traffic of `s` is empty.
+    """
     num_base, node_G = s.home_GB.shape[1], s.row.ranks.node_G
     num_nodes = node_G.max() + 1
     clean_row(num_base, best)
@@ -100,5 +103,5 @@ def start_row(s, best):
         if s.parts & PRUNE:
             prune_row(reached, s.row.load_E, num_base, tried)
         best_s = _keep_cheaper(tried, best_s, best, s)
-    if s.parts & BRING and s.located and not s.node_only and num_nodes > 1 and s.num_slots > 0:
+    if s.parts & BRING and s.located and not s.node_only and num_nodes > 1 and s.num_slots > 0 and goal > 0:
         bring_row(goal, home, tried, best_s, best, s)
