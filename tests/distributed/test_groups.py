@@ -129,24 +129,22 @@ def test_a_silent_rank_is_named_after_the_timeout(run, verb):
 
 
 def reports(group, verb):
-    if group.rank == 1:
-        group.report("ValueError: no more tokens")
-        return None
-    begin = time.monotonic()
-    try:
-        leaves_one_out(group, 1, verb)
-    except TransferError as error:
-        return str(error), error.ranks, time.monotonic() - begin
-    return "no error"
+    if group.rank != 1:
+        return leaves_one_out(group, 1, verb)
+    group.report("ValueError: no more tokens")
+    return None
 
 
 @both
 @pytest.mark.parametrize("verb", ["gather", "all_to_all"])
 def test_a_report_ends_the_others_long_before_the_timeout(run, verb):
-    for g, result in enumerate(run(reports, 3, verb, timeout_s=1200.0)):
+    begin = time.monotonic()
+    # The others may even be in set-up still.
+    for g, result in enumerate(run(reports, 3, verb, errors=True, timeout_s=1200.0)):
         if g != 1:
-            text, ranks, waited_s = result
-            assert "rank 1: ValueError: no more tokens" in text and ranks == (1,) and waited_s < 600
+            assert isinstance(result, TransferError) and result.ranks == (1,)
+            assert "rank 1: ValueError: no more tokens" in str(result)
+    assert time.monotonic() - begin < 600
 
 
 def late(group):
