@@ -129,10 +129,13 @@ def test_a_silent_rank_is_named_after_the_timeout(run, verb):
 
 
 def reports(group, verb):
-    if group.rank != 1:
+    if group.rank == 1:
+        group.report("ValueError: no more tokens")
+        return None
+    try:
         return leaves_one_out(group, 1, verb)
-    group.report("ValueError: no more tokens")
-    return None
+    except TransferError as error:
+        return error
 
 
 @both
