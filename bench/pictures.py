@@ -148,7 +148,7 @@ def balanced(plt: Any) -> Any:
         axes.invert_yaxis()
         axes.axvline(100, color=INK, linewidth=0.8, linestyle="--")
         axes.set_title(title)
-        axes.legend(frameon=False, fontsize=8, loc="lower left", bbox_to_anchor=(-0.02, -0.02))
+        axes.legend(frameon=False, fontsize=8, loc="upper right")
     panels[1].set_xlabel("% of even routing, dispatch node, simulated")
     return figure
 
