@@ -92,6 +92,13 @@ class Advice:
         """Returns one row for each of `changes`: ``change``, ``speedup``, ``fits`` and ``cost``."""
         return [{"change": c.name, "speedup": c.speedup, "fits": c.fits, "cost": c.cost} for c in self.changes]
 
+    @property
+    def beside_even(self) -> str:
+        """Compares with even routing, in words."""
+        if self.even_gain <= -0.0005:
+            return f"even routing would be {-self.even_gain:.1%} slower"
+        return f"even routing would gain {max(self.even_gain, 0.0):.1%} more"
+
     def __str__(self) -> str:
         best, most = self.best, self.speedup * max((c.speedup for c in self.changes if _of_slots(c)), default=1.0)
         most = max(self.speedup, most)
@@ -100,7 +107,7 @@ class Advice:
             return f"do not use foremoe here: {longer if self.speedup < 1.0 else f'it would gain {most - 1.0:.1%}'}"
         if best is None:
             where = "" if any(change.cost == _LAYOUT for change in self.changes) else " with these micro-steps and ranks"
-            return f"nothing to change{where}: even routing would gain {max(self.even_gain, 0.0):.1%} more"
+            return f"nothing to change{where}: {self.beside_even}"
         if best.name == RECOMPUTE:
             return f"{best.name}: the stage does not fit without it ({best.cost})"
         return f"{best.name}: {best.speedup - 1.0:.1%} more tokens per second ({best.cost})"

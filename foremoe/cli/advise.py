@@ -56,7 +56,7 @@ def advise(case_options: CaseOptions, json_file: str | None, look: Look = Look()
 
 def words(found: Advice, constants: str) -> list[str]:
     """Formats the advice and the figures behind it."""
-    now = f"now: {found.speedup:.2f}x over experts at home; even routing would gain {max(found.even_gain, 0.0):.1%} more"
+    now = f"now: {found.speedup:.2f}x over experts at home; {found.beside_even}"
     return [f"advice: {found}", f"{now} (simulated sample, {constants})"]
 
 
