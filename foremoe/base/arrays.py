@@ -102,7 +102,7 @@ class Length:
 
 
 class ArrayValue:
-    """Mix-in for frozen dataclasses, which freezes, checks, cuts and joins fields declared by `array` along their axis letters."""
+    """Mix-in for frozen dataclasses. It freezes, checks, cuts and joins fields declared by `array`, along their axis letters."""
 
     __slots__ = ()
 

@@ -20,7 +20,7 @@ from foremoe.base.hardware import cores
 
 @dataclass(frozen=True, slots=True)
 class RowRunner:
-    """Options of `for_rows`: the number of threads, a callback for progress (rows done since its last call), and a cancel event."""
+    """Options of `for_rows`: number of threads, progress callback (gets the rows done since its last call), and cancel event."""
 
     num_threads: int = 1
     progress: Callable[[int], None] | None = None

@@ -102,7 +102,7 @@ def open_stored(source: Path, what: str, *, archive: bool = False, max_bytes: in
     Args:
         what: Expected kind of file in messages, such as ``"a plan file"``.
         archive: Whether the file is ``.npz`` instead of safetensors.
-        max_bytes: Limit of the decompressed arrays in bytes. Defaults to 64 MiB, or 16 times the size of the file if that is more.
+        max_bytes: Limit of the decompressed arrays in bytes. Defaults to 64 MiB, or 16 times the file size if that is more.
 
     Raises:
         InputError: The file does not exist, has no arrays, or is truncated or damaged.

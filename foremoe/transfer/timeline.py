@@ -102,7 +102,7 @@ class Timeline:
         if self.fell_back and self.rank == 0:
             m, layer = self.fell_back[0]
             _logger.warning(
-                "%d rows ran at home placement because a replica could not be had, the first in micro-step %d, layer %d.",
+                "%d rows ran at home placement because a replica was missing, the first in micro-step %d, layer %d.",
                 len(self.fell_back), m, layer,
             )  # fmt: skip
         return self

@@ -227,4 +227,4 @@ def test_a_known_row_without_its_replica_ends_the_step_on_all_ranks() -> None:
     case = a_case("recompute")
     backends = lambda rank: [Pulls(frozenset({1})), Local()]  # noqa: E731
     for error in run_threads(run_known, 2, case, frozenset(), backends, errors=True, timeout_s=5.0):
-        assert isinstance(error, TransferError) and "could not be had, and its routing was known" in str(error)
+        assert isinstance(error, TransferError) and "is missing, and its routing was known" in str(error)

@@ -91,7 +91,7 @@ class KnownRouting:
         if told.way is None or not self.trusted:
             return None
         if not complete:
-            lack = f"a replica of micro-step {micro_step}, layer {layer} could not be had, and its routing was known"
+            lack = f"a replica of micro-step {micro_step}, layer {layer} is missing, and its routing was known"
             raise TransferError(f"{lack}, so no rank asks for it; end the job, and run it with replay=False or more backends.")
         self.taken.add((micro_step, layer))
         if isinstance(told.way, Route):
@@ -219,4 +219,4 @@ class Trust:
         if not (fault and known.trusted):
             return None
         cure = "drop this step on all ranks, and give stage() replay=False if routers do not do as `work` says"
-        return InputError(f"{fault}, and went to these: {cure}; the next stage counts.")
+        return InputError(f"{fault}, and were sent to the latter: {cure}; the next stage counts.")
