@@ -177,7 +177,7 @@ FAULTS = {
         ("distributed/planning.py:_gathered",), program=shared_plan,
     ),
     "arrays of another plan": Fault(
-        planning, "_arrays_of", returns({}), "TransferError: .*rank R sent other arrays than those of its layers",
+        planning, "_arrays_of", returns({}), "TransferError: .*rank R sent arrays that do not match its layers",
         program=shared_plan,
     ),
     "a path solver that fails": Fault(
