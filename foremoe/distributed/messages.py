@@ -73,9 +73,7 @@ def _marked(value: Any, blobs: list[Any]) -> Any:
     if isinstance(value, np.float64):
         return float(value)
     what = f"an array of {value.dtype}" if isinstance(value, np.ndarray) else f"a {kind.__name__}"
-    raise InputError(
-        f"a message cannot hold {what}; send plain values, lists, tuples, dicts with string keys, or number arrays."
-    )
+    raise InputError(f"a message cannot hold {what}; send plain values, lists, tuples, dicts with string keys, or number arrays.")
 
 
 class _Reader:
