@@ -117,7 +117,7 @@ def test_rows_in_another_order_are_told_of_once_with_the_likely_causes(pool):
         assert len(said) == (rank == 0)
         if said:
             assert "of micro-step 0, layer 0" in said[0] and "token 1 first" in said[0]
-            assert "sequence-first" in said[0] and "padding that layers do not get" in said[0]
+            assert "sequence-first" in said[0] and "padding that layers do not receive" in said[0]
         num_rows = PLAIN.layout.M * PLAIN.layout.num_layers
         assert first["counted/first"] == num_rows and first["drift"] == 0
         assert later["counted/differs"] == num_rows and later["known_rows"] == 0

@@ -204,7 +204,7 @@ def test_other_routing_than_was_known_is_an_error() -> None:
     num = int((other_TK != topk_TK).sum())
     wrong = run_threads(run, 2, other_TK, errors=True)[1]
     assert isinstance(wrong, InputError)
-    assert f"{num} pairs of micro-step 1, layer 0 have other experts" in str(wrong)
+    assert f"{num} pairs of micro-step 1, layer 0 differ from the experts" in str(wrong)
     short = run_threads(run, 2, topk_TK.view(1, -1), errors=True)[1]
     assert isinstance(short, InputError) and "and was given [1, " in str(short)
 

@@ -271,7 +271,7 @@ def test_another_host_is_out_of_reach(runtime, monkeypatch):
 def test_misuse_ends_in_one_sentence(runtime):
     def rank(group):
         backend, buffers = opened(group)
-        with pytest.raises(InputError, match="open already"):
+        with pytest.raises(InputError, match="already open"):
             backend.open(0, group, buffers)
         backend.publish([Entry(0, 0, 0, 0)], 1)
         wrong = Copy(0, 0, 0, 0, 0, None, [gpu.allocate(torch.zeros(5))])

@@ -78,7 +78,7 @@ def test_a_ring_too_small_for_the_plan_is_refused_on_all_ranks():
     def small(group):
         buffers = ToyBuffers(plan, group.rank, num_buffers=1 if group.rank == 2 else None)
         engine = Engine(buffers, group=group, backends=(Local(),))
-        with pytest.raises(InputError, match=r"uses \d+ slot buffers per rank and there are 1; make more"):
+        with pytest.raises(InputError, match=r"uses \d+ slot buffers per rank and there are 1; create more"):
             engine.begin(plan)
         engine.close()
 

@@ -242,7 +242,7 @@ def test_misuse_ends_in_one_sentence():
         with pytest.raises(InputError, match="names 3 ranks, and the group has 2"):
             opened(group, (0, 0, 1))
         backend, buffers = opened(group)
-        with pytest.raises(InputError, match="open already; close it first, and give every rank its own instance"):
+        with pytest.raises(InputError, match="already open; close it first, and give every rank its own instance"):
             backend.open(group.rank, group, buffers)
         with pytest.raises(InputError, match="rank 1 publishes other entries or another version than rank 0"):
             backend.publish(entries(2), 1 + group.rank)
