@@ -119,9 +119,7 @@ class Planning:
         wanted = schedule_of(self.config, self.places, plan.M, forward_only=stage == "recompute")
         if plan.home_LE.shape != self.home_LE.shape or self.group.size != plan.G:
             (L, E), G = self.home_LE.shape, self.group.size
-            return (
-                f"the plan has {plan.L} layers, {plan.E} experts and {plan.G} ranks; this model has {L}, {E} and {G}."
-            )
+            return f"the plan has {plan.L} layers, {plan.E} experts and {plan.G} ranks; this model has {L}, {E} and {G}."
         if not head.schedule.same_as(wanted):
             return (
                 f"the plan's schedule ({head.schedule.M} micro-steps, {len(head.schedule.phase_X)} passes) is not the one in "
