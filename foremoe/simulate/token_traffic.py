@@ -74,7 +74,7 @@ class _Rows(NamedTuple):
 
 @kernel
 def _count_rows(source, rows, low, high):
-    """Adds the messages of the tokens of rank `source` to rows [low, high). Counts pairs without a slot, and surplus quotas."""
+    """Adds messages of the tokens of rank `source` to rows [low, high). `missed_N` counts pairs and places without a match."""
     L, G, E, K = rows.column_L.size, rows.node_G.size, rows.bounds_NX.shape[1] - 1, rows.topk_TLK.shape[2]
     at_E, left_E = np.empty(E, np.int64), np.empty(E, np.int64)
     rank_K, seen_G = np.empty(K, np.int64), np.full(G, -1, np.int64)
