@@ -46,7 +46,7 @@ def edit_rows(start: Placement, rows: Callable[[int, int, Array, Array], object]
 
 
 class RowSolver(RankSolver):
-    """Base class of rank-level solvers that are written for one row; the library compiles them and runs all rows in threads.
+    """Base class of rank-level solvers that are written for one row. The library compiles them and runs all rows in threads.
 
     A subclass only has to define `edit`, which takes about fifteen lines. numba compiles it unless ``compiled = False``. Both
     modes give the same result, so a new solver can be debugged in plain Python.

@@ -46,7 +46,7 @@ class Departures:
         self._carrier.release(position)
         if self._debug:
             self._carrier.starts.follow()
-            with self._carrier.starts.current():  # release waits until relayed copies have left
+            with self._carrier.starts.current():  # this stream waits until relayed copies have left
                 for buffer in self._carrier.programme.frees.get(position, ()):
                     spoil(self._buffers.slot(buffer))
         self._carrier.start(position + 1)

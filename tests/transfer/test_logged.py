@@ -76,7 +76,7 @@ def test_rows_that_run_at_home_are_told_once_per_stage_with_their_number(logged)
     m, layer = timeline.fell_back[0]
     (rows,) = [text for _, text in said if "at home" in text]
     assert rows.startswith(f"{len(timeline.fell_back)} rows ") and rows.endswith(f"micro-step {m}, layer {layer}.")
-    assert len([text for _, text in said if "did not come" in text]) == 1, "the rank that lacks copies says so, once"
+    assert len([text for _, text in said if "did not arrive" in text]) == 1, "the rank that lacks copies says so, once"
     assert len(timeline.fell_back) > 1
 
 

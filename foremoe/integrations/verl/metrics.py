@@ -12,7 +12,7 @@ from foremoe.integrations.megatron.summary import MegatronSummary
 from foremoe.integrations.megatron.virtual import VirtualSummary
 from foremoe.integrations.megatron.watch import Watched
 
-# All ranks wait for the slowest one, and stages follow each other, so the largest values are summed.
+# All ranks wait for the slowest one, and stages follow each other, so the largest values over ranks are summed.
 _LARGEST_OF_RANKS = ("unplanned", "begin_exposed_s", "plan_s", "share_s", "pack_s", "begin_s", "exposed_s")
 _LARGEST = ("slot_bytes", "route_bytes", "retired", "capacity_factor")
 _MEANS = ("skew_before", "skew_after", "skew_served", "skew_at_1", "skew_at_2", "hottest", "unknown")

@@ -10,7 +10,7 @@ from foremoe.solvers.split.kernels import even_rows, split_all
 
 @dataclass(frozen=True)
 class Even(SplitSolver):
-    """Splits an expert's pairs evenly over its slots; the lowest slots take the remainder.
+    """Splits an expert's pairs evenly over its slots, and the lowest slots take the remainder.
 
     Systems that route to replicas at random or in turn, such as the EPLB family, split like this. `ExactSplit` balances better.
     """
