@@ -59,7 +59,7 @@ def argument(name: str, value: Any) -> str:
     """Returns the part of slime's command that sets Megatron's option `name` to `value`."""
     shown = _ARGUMENTS.get(name, "--" + name.replace("_", "-"))
     if value is None or value is False:
-        return f"nothing of {shown}"
+        return f"no {shown}"
     return shown if isinstance(value, bool) else f"{shown} {value}"
 
 

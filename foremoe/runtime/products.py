@@ -103,7 +103,7 @@ class SlotProducts:
             runs = row.runs(1, residency.grads_S)
             few = FEW_PAIRS if fuses(like) and runs[0].matrices[0].dtype == torch.float32 else 0
             totals = _parts(runs, row.num_S, row.end_S, few)
-            assert sum(part.num for part in totals) == len(like), "what has weights has totals"
+            assert sum(part.num for part in totals) == len(like), "every slot with weights has totals"
         return cls(parts, totals)
 
     def times(self, rows: torch.Tensor, i: int) -> torch.Tensor:

@@ -283,6 +283,6 @@ class _NotShareable(TransferError):
 
 
 def _not_shareable(key: Key, why: str) -> TransferError:
-    lies = f"expert {key[1]} of layer {key[0]} lies in memory that CUDA cannot share between processes ({why})"
+    lies = f"expert {key[1]} of layer {key[0]} is in memory that CUDA cannot share between processes ({why})"
     cure = "give containers one IPC namespace (--ipc=host), or use collective"
     return _NotShareable(f"{lies}, and a copy cannot be shared either; {cure}.")

@@ -123,7 +123,7 @@ class HostStore:
             held = f"expert {expert} of layer {layer} {state} in the host store"
             raise StaleWeights(f"{held}, and version {version} is requested; weights may change only between plans.")
         if not whole:
-            cure = "find what writes there, or send by another link"
+            cure = "find the writer, or send over another link"
             raise TransferError(f"expert {expert} of layer {layer} was overwritten in the host store; {cure}.")
 
     def close(self) -> None:
