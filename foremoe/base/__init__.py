@@ -1,1 +1,1 @@
-"""Common basis: arrays, fields, errors, threads, compiled functions, tensor files."""
+"""Foundations of the package: arrays, fields, errors, threads, compiled functions and tensor files."""

@@ -1,4 +1,4 @@
-"""Read-only arrays in frozen value types: declares, checks, cuts, joins and compares them."""
+"""Read-only arrays in frozen value types, with functions that declare, check, cut, join and compare them."""
 
 import dataclasses
 import functools
@@ -14,10 +14,10 @@ Array = npt.NDArray[Any]
 
 
 def as_array(value: npt.ArrayLike, name: str) -> Array:
-    """Returns `value` as an array of any dtype; does not copy an array.
+    """Returns `value` as an array of any dtype, without a copy if it is an array.
 
     Raises:
-        InputError: It is ragged, or a tensor that numpy cannot read: of bfloat16 or FP8, on a GPU, or with a gradient.
+        InputError: The value is ragged, or is a tensor that numpy cannot read: in bfloat16 or FP8, on a GPU, or with a gradient.
     """
     try:
         return np.asarray(value)
@@ -29,10 +29,10 @@ def as_array(value: npt.ArrayLike, name: str) -> Array:
 
 
 def frozen_array(value: npt.ArrayLike, dtype: npt.DTypeLike, name: str, shape: Sequence[int | None] | None = None) -> Array:
-    """Returns `value` as a C-contiguous, read-only array of `dtype`; does not copy one that already is.
+    """Returns `value` as a C-contiguous, read-only array of `dtype`, without a copy if it already is one.
 
-    The caller must not change the array afterwards, even if it keeps a writable one. NaN is refused; integers must fit `dtype`
-    exactly. An axis whose length in `shape` is None may have any length.
+    The caller must not change the array afterwards, even through a writable reference. NaN is refused, and integers must fit
+    `dtype` exactly. An axis whose length in `shape` is None may have any length.
     """
     want = np.dtype(dtype)
     array = as_array(value, name)
@@ -55,9 +55,9 @@ def frozen_array(value: npt.ArrayLike, dtype: npt.DTypeLike, name: str, shape: S
 
 
 def sealed(array: Array) -> Array:
-    """Returns a view of a C-contiguous array that cannot be made writable; the array itself if it already is one.
+    """Returns a view of a C-contiguous array that cannot be made writable, or the array itself if it already is such a view.
 
-    numpy lets a view become writable if its base may be written, which is impossible through a read-only memoryview.
+    numpy lets a view become writable if its base is writable. A read-only memoryview as the base prevents that.
     """
     if isinstance(array.base, memoryview) and array.base.readonly:
         return array
@@ -71,7 +71,7 @@ def require_non_negative(array: Array, name: str) -> None:
 
 
 class ArrayField(NamedTuple):
-    """Properties of an array field of an `ArrayValue`; `axes` are the letters after the last underscore of its name."""
+    """Properties of an array field of an `ArrayValue`. `axes` holds the letters after the last underscore of its name."""
 
     dtype: Any
     axes: str
@@ -80,13 +80,16 @@ class ArrayField(NamedTuple):
 
 
 def array(dtype: npt.DTypeLike, *, optional: bool = False, negative: bool = True) -> Any:
-    """Declares an array field of an `ArrayValue`: its dtype, and whether it may be None (then the default) or negative."""
+    """Declares an array field of an `ArrayValue`, with its dtype. An `optional` field may be None, which is its default.
+
+    With `negative` False, negative values are refused.
+    """
     metadata = {"array": (np.dtype(dtype), negative)}
     return dataclasses.field(default=None, metadata=metadata) if optional else dataclasses.field(metadata=metadata)
 
 
 class Length:
-    """The length of an axis, named by the attribute's letter, of an array field: ``M = Length("load_MLE")``."""
+    """Attribute that returns the length of an axis of an array field, as in ``M = Length("load_MLE")``. Its name is the axis."""
 
     def __init__(self, field: str) -> None:
         self.field = field
@@ -99,7 +102,7 @@ class Length:
 
 
 class ArrayValue:
-    """Mix-in for frozen dataclasses: freezes, checks, cuts and joins the fields declared by `array`, by their axes' letters."""
+    """Mix-in for frozen dataclasses. It freezes, checks, cuts and joins fields declared by `array`, along their axis letters."""
 
     __slots__ = ()
 
@@ -115,12 +118,12 @@ class ArrayValue:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the declared arrays."""
+        """Total size of the declared arrays in bytes."""
         arrays = (getattr(self, name) for name in self.array_fields())
         return sum(array.nbytes for array in arrays if array is not None)
 
     def freeze(self, *names: str, **lengths: int) -> None:
-        """Checks the declared arrays (or only `names`) and freezes them; each axis letter has one length (maybe given)."""
+        """Checks and freezes the declared arrays, or only `names`. An axis letter has one length, which `lengths` may fix."""
         for name, (dtype, axes, optional, negative) in self.array_fields().items():
             if (names and name not in names) or (optional and getattr(self, name) is None):
                 continue
@@ -136,15 +139,15 @@ class ArrayValue:
         return fields(self)
 
     def __reduce__(self) -> Any:
-        # Arrays that come out of a pickle or a copy are writable.
+        # Arrays from a pickle or a copy are writable.
         return _restored, (type(self), {field.name: getattr(self, field.name) for field in dataclasses.fields(self)})  # type: ignore[arg-type]
 
     def cut(self, **positions: Any) -> Self:
-        """Returns the value with every declared array cut; see `cut_arrays`."""
+        """Returns a copy of the value with every declared array cut. See `cut_arrays`."""
         return dataclasses.replace(self, **self.cut_arrays(**positions))  # type: ignore[type-var]
 
     def cut_arrays(self, **positions: Any) -> dict[str, Any]:
-        """Returns the arrays with one of these axes, cut to slices, masks or indices by axis letter: ``M=slice(0, 2)``."""
+        """Returns the arrays that have one of these axes, cut to a slice, mask or index per axis letter: ``M=slice(0, 2)``."""
         cut = {}
         for name, field in self.array_fields().items():
             value = getattr(self, name)
@@ -155,7 +158,7 @@ class ArrayValue:
 
     @classmethod
     def join_arrays(cls, values: Sequence[Self], axis: str) -> dict[str, Any]:
-        """Concatenates the values' arrays that have this axis; None for an array that some value lacks."""
+        """Concatenates the values' arrays along this axis. An array that any value lacks becomes None."""
         joined: dict[str, Any] = {}
         for name, field in cls.array_fields().items():
             if axis in field.axes:
@@ -165,7 +168,7 @@ class ArrayValue:
         return joined
 
     def same_as(self, other: object) -> bool:
-        """True if `other` has the same type and all fields are equal (arrays: dtype, shape and bytes)."""
+        """Returns True if `other` has the same type and equal fields. Arrays are equal if dtype, shape and bytes are."""
         if type(self) is not type(other):
             return False
         fields = dataclasses.fields(self)  # type: ignore[arg-type]

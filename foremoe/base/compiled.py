@@ -1,4 +1,4 @@
-"""`kernel`: numba's ``njit`` for the package, with a disk cache that notices edits in other files and needs no home folder."""
+"""`kernel`: numba's ``njit`` for the package, with a disk cache that detects edits in other files and needs no home folder."""
 
 from __future__ import annotations
 
@@ -36,54 +36,55 @@ _DIGEST_BYTES = 32
 
 
 def inner_kernel(function: Callable[..., Any]) -> Any:
-    """`kernel` for functions that make no arrays and that kernels call; Python runs them uncompiled.
+    """Variant of `kernel` for functions that allocate nothing and are called by kernels. Python runs them uncompiled.
 
-    Allocation is a compile error, and so is ``a[:] = b``. Numba counts no references in them; with arrays in tuples, counting
-    costs more than the work of a small function. An entry for Python would take a tenth of the compile time.
+    Allocation is a compile error, and so is ``a[:] = b``. numba does not count references in these functions, because counting
+    for arrays in tuples costs more than the work of a small function. They have no entry point for Python, which would take a
+    tenth of the compile time.
     """
     dispatcher: Any = kernel(function, _nrt=False, forceinline=True, no_cpython_wrapper=True)
     jitted = is_jitted(dispatcher)
     if jitted:
-        # Else Python would call address 0.
+        # Otherwise Python would call address 0.
         dispatcher._insert, dispatcher._compile_for_args = lambda *_: None, lambda *_, **__: function
     return dispatcher
 
 
 def inlined_kernel(function: Callable[..., Any]) -> Any:
-    """`kernel` for functions that one kernel calls in one place: compiled as a part of it, not separately."""
+    """Variant of `kernel` for functions with a single caller, which are compiled as a part of it."""
     return kernel(function, inline="always")
 
 
 def kernel(function: Callable[..., Any], **options: Any) -> Any:
-    """``njit(nogil=True, cache=True)`` whose disk cache is renewed if any source file of the machine code changes.
+    """Compiles a function like ``njit(nogil=True, cache=True)``, and again if any source file of the machine code changes.
 
-    Numba compares only the file of a function, and would keep running outdated callees. If neither the installation nor the home
-    folder can be written, the cache is in the temporary folder, or there is none.
+    numba checks only the file of the function itself, and would keep running outdated callees. If neither the installation nor
+    the home folder is writable, the cache is in the temporary folder, or disabled.
     """
     options |= {"nogil": True, "no_cfunc_wrapper": True}  # nothing calls kernels from C
     dispatcher: Any = njit(**options)(function)
-    disabled = not is_jitted(dispatcher)  # by NUMBA_DISABLE_JIT
+    disabled = not is_jitted(dispatcher)  # NUMBA_DISABLE_JIT is set
     if disabled:
         return dispatcher
-    _digest(function.__code__.co_filename)  # of what was read, should the file change before the first call
+    _digest(function.__code__.co_filename)  # digest of the code that was read, in case the file changes before the first call
     try:
         dispatcher._cache = _Cache(function)
         if isinstance(dispatcher._cache._impl.locator, _TemporaryFolder):
             _warn(f"{_NO_FOLDER}, so compiled code is cached in {_own_folder()}")
-    except RuntimeError:  # no locator; the dispatcher goes on without a cache
-        _warn(f"{_NO_FOLDER}, so every process compiles anew")
+    except RuntimeError:  # no locator, so the dispatcher works without a cache
+        _warn(f"{_NO_FOLDER}, so every process compiles again")
     return dispatcher
 
 
 class _Clock(event.Listener):  # type: ignore[misc]
-    """Time that the process has spent compiling: wall seconds, and CPU seconds by thread; callees count with their callers."""
+    """Time that the process has spent compiling, in wall seconds and in CPU seconds per thread. Callers include callees."""
 
     def __init__(self) -> None:
         self.wall_s, self.cpu_s = 0.0, dict[int, float]()
         self.watchers: list[Callable[[str], None]] = []
         self.begun: list[tuple[float, float]] = []
 
-    # Numba compiles one function at a time, under a lock.
+    # numba compiles one function at a time, under a lock.
     def on_start(self, event: Any) -> None:
         self.begun.append((time.perf_counter(), time.thread_time()))
 
@@ -93,7 +94,7 @@ class _Clock(event.Listener):  # type: ignore[misc]
             thread = threading.get_ident()
             self.wall_s += time.perf_counter() - wall_s
             self.cpu_s[thread] = self.cpu_s.get(thread, 0.0) + time.thread_time() - cpu_s
-        self.begun.pop()  # last: who asks meanwhile finds too much, not too little
+        self.begun.pop()  # last, so that concurrent readers may over-count but never under-count
         for watcher in self.watchers:
             watcher(event.data["dispatcher"].py_func.__name__)
 
@@ -103,14 +104,14 @@ event.register("numba:compile", _CLOCK)
 
 
 def compile_seconds() -> tuple[float, float]:
-    """Seconds that this process has spent compiling: wall time so far; and CPU time of this thread, of finished compilations."""
+    """Returns the process's wall time spent compiling so far and this thread's CPU time in finished compilations, in seconds."""
     under_way = sum(time.perf_counter() - wall_s for wall_s, _ in _CLOCK.begun[:1])
     return _CLOCK.wall_s + under_way, _CLOCK.cpu_s.get(threading.get_ident(), 0.0)
 
 
 @contextlib.contextmanager
 def watch_compilation(compiled: Callable[[str], None] | None) -> Iterator[None]:
-    """Calls `compiled` with the name of every function that is compiled inside the block; loading from disk does not count."""
+    """Calls `compiled` with the name of every function that is compiled, and not loaded from disk, inside the block."""
     if compiled is None:
         yield
         return
@@ -122,7 +123,7 @@ def watch_compilation(compiled: Callable[[str], None] | None) -> Iterator[None]:
 
 
 class _TemporaryFolder(_SourceFileBackedLocatorMixin, _CacheLocator):  # type: ignore[misc]
-    """Locator of the cache for machines where numba finds no folder that it can write."""
+    """Cache locator for machines where numba finds no writable folder."""
 
     def __init__(self, py_func: Any, py_file: str) -> None:
         self._py_file, self._lineno = py_file, py_func.__code__.co_firstlineno
@@ -140,10 +141,10 @@ class _CacheImpl(CompileResultCacheImpl):  # type: ignore[misc]
 
 
 class _CheckedFile(IndexDataCacheFile):  # type: ignore[misc]
-    """An index and its data files, each behind a checksum; a data file states the version and the signature that it is for.
+    """Index and data files that begin with a checksum. A data file also names its version and signature.
 
-    A power cut, a full disk or a copied image leaves files empty, cut, zeroed or older than their index, and a process that runs
-    machine code from such a file dies. Whatever is not as it was written counts as absent: it is compiled and replaced.
+    A power failure, a full disk or a copied image can leave files that are empty, truncated, zeroed or older than their index. A
+    process that runs machine code from such a file crashes. A damaged file therefore counts as absent, and is replaced.
     """
 
     def save(self, key: Any, data: Any) -> None:
@@ -156,7 +157,7 @@ class _CheckedFile(IndexDataCacheFile):  # type: ignore[misc]
     def _load_index(self) -> dict[Any, str]:
         try:
             stream = io.BytesIO(_checked(self._index_path))
-            # The rest of another version is not read: its classes may be gone.
+            # The rest of a file of another version is not read, because its classes may no longer exist.
             return pickle.load(stream)[1] if pickle.load(stream) == self._version else {}
         except Exception:
             return {}
@@ -169,12 +170,12 @@ class _CheckedFile(IndexDataCacheFile):  # type: ignore[misc]
         whole = io.BytesIO()
         yield whole
         data = whole.getvalue()
-        with super()._open_for_write(filepath) as file:  # by one rename, so that other processes read the old file or this one
+        with super()._open_for_write(filepath) as file:  # renames, so that readers see the old file or this one
             file.write(hashlib.sha256(data).digest() + data)
 
 
 def _checked(path: str) -> bytes:
-    """The bytes behind a file's checksum."""
+    """Returns the bytes after a file's checksum."""
     whole = Path(path).read_bytes()
     digest, data = whole[:_DIGEST_BYTES], whole[_DIGEST_BYTES:]
     if hashlib.sha256(data).digest() != digest:
@@ -190,15 +191,15 @@ class _Cache(FunctionCache):  # type: ignore[misc]
         self._cache_file = _CheckedFile(self._cache_path, self._impl.filename_base, self._impl.locator.get_source_stamp())
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        # Not before the first call: a callee may stand below its caller.
+        # Computed at the first call, because a callee may be defined below its caller.
         own, files = self._impl.locator.get_source_stamp(), {f"{kind} {_file_digest(kind)}" for kind in _tuple_classes(sig)}
         stamp = (own, *sorted(files.union(_sources(self._py_func, set()))))
         self._cache_file._source_stamp = stamp
-        # Compared before signatures are read: their classes may be gone.
+        # Compared before signatures are read, because their classes may no longer exist.
         self._cache_file._version = (numba.__version__, stamp)
         try:
             return super().load_overload(sig, target_context)
-        except Exception:  # pickle and LLVM raise what they like on what they cannot read
+        except Exception:  # pickle and LLVM raise any exception on unreadable data
             return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
@@ -211,7 +212,7 @@ class _Cache(FunctionCache):  # type: ignore[misc]
 
 @functools.cache
 def _own_folder() -> Path | None:
-    """This user's folder for kernels in the temporary folder, if nobody else can write there: loading a cached file runs it."""
+    """Returns this user's kernel folder in the temporary folder if nobody else can write there, as cached files are executed."""
     if not hasattr(os, "getuid"):
         return None
     try:
@@ -221,18 +222,18 @@ def _own_folder() -> Path | None:
         above, mine = parent.stat(), folder.lstat()
     except OSError:
         return None
-    # Who may rename the folder may put another in its place.
+    # A user who may rename the folder could replace it.
     others_rename = (above.st_mode & 0o022 and not above.st_mode & stat.S_ISVTX) or above.st_uid not in (0, os.getuid())
     private = stat.S_ISDIR(mine.st_mode) and mine.st_uid == os.getuid() and not mine.st_mode & 0o077
     return folder if private and not others_rename else None
 
 
-_NO_FOLDER = "neither foremoe's folder nor the home's cache can be written"
+_NO_FOLDER = "neither foremoe's folder nor the cache in the home folder can be written"
 _unsaved: list[str] = []
 
 
 def _warn_unsaved(reason: str, folder: str) -> None:
-    """Once for all kernels and reasons: a disk that is full is so for each of them."""
+    """Warns once for all kernels and reasons, because a full disk affects all of them."""
     if not _unsaved:
         _unsaved.append(reason)
         _warn(f"compiled code cannot be saved in {folder} ({reason}), so the next process compiles it again")
@@ -244,7 +245,7 @@ def _warn(what: str) -> None:
 
 
 def _sources(function: Any, seen: set[Any]) -> Iterator[str]:
-    """Yields the sources of a kernel: the files of all kernels and classes that it names, theirs in turn, and constants."""
+    """Yields the sources of a kernel: the files of all kernels and classes that it uses, recursively, and its constants."""
     if function in seen:
         return
     seen.add(function)
@@ -272,7 +273,7 @@ def _names(code: CodeType) -> Iterator[str]:
 
 
 def _tuple_classes(types: Any) -> Iterator[type]:
-    """The named tuples among the types of a signature."""
+    """Yields the named tuples among the types of a signature."""
     for one in types:
         if hasattr(one, "instance_class"):
             yield one.instance_class
@@ -287,5 +288,5 @@ def _file_digest(kind: type) -> str:
 def _digest(file: str) -> str:
     try:
         return hashlib.sha256(Path(file).read_bytes()).hexdigest()
-    except OSError:  # in an archive, which numba's own stamp is of
+    except OSError:  # the file is in an archive, whose time stamp numba checks
         return ""

@@ -1,4 +1,4 @@
-"""Errors that users of foremoe can meet: bad input, a plan that violates a law, and a failed transfer."""
+"""Errors that foremoe raises: bad input, a plan that violates a law, and a failed transfer."""
 
 import contextlib
 import difflib
@@ -8,12 +8,12 @@ from collections.abc import Iterable, Iterator, Mapping
 
 
 def printable(text: str) -> str:
-    """Returns `text` as one line; control, escape and other non-printing characters are escaped."""
+    """Returns `text` as one line, with control, escape and other non-printing characters escaped."""
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """Returns ``did you mean 'quota'? `` if one of `names` is close, else nothing."""
+    """Returns ``did you mean 'quota'? `` if one of `names` is close, or else an empty string."""
     close = difflib.get_close_matches(name.strip().lower(), list(names), n=1)
     return f"did you mean {close[0]!r}? " if close else ""
 
@@ -22,28 +22,28 @@ _LONGEST = 2000
 
 
 def _sentence(message: str) -> str:
-    # A message may quote what a file holds.
+    # A message may quote the content of a file.
     line = printable(message[: _LONGEST + 1])
     return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}..."
 
 
 class Error(Exception):
-    """Base of all errors that foremoe raises on purpose: `InputError`, `PlanError`, `TransferError` and `StaleWeights`."""
+    """Base class of all errors that foremoe raises: `InputError`, `PlanError`, `TransferError` and `StaleWeights`."""
 
 
 class InputError(Error, ValueError):
-    """Bad input from the caller; the message is one sentence with the numbers and a remedy."""
+    """Bad input from the caller. The message is one sentence with the numbers and a remedy."""
 
     def __init__(self, message: str = "") -> None:
         super().__init__(_sentence(message))
 
 
 class PlanError(Error, ValueError):
-    """A plan violates a law; see docs/plan-format.md.
+    """Violation of a law by a plan. The laws are listed in docs/plan-format.md.
 
     Args:
-        law: ``tokens``, ``homes``, ``slots``, ``canonical``, ``quota``, ``residency``, ``buffers``, ``header``, ...
-        where: The place, for example ``"micro-step 3, layer 7, rank 2"``.
+        law: Name of the law, such as ``tokens``, ``homes``, ``canonical``, ``quota``, ``residency`` or ``buffers``.
+        where: Location of the violation, such as ``"micro-step 3, layer 7, rank 2"``.
     """
 
     def __init__(self, law: str, where: str, message: str) -> None:
@@ -55,11 +55,11 @@ class PlanError(Error, ValueError):
 
 
 class TransferError(Error, RuntimeError):
-    """Weights, gradients or tokens did not arrive: the step cannot continue, and its result must not be used.
+    """Weights, gradients or tokens did not arrive. The step cannot continue, and its result must not be used.
 
     Args:
         message: One sentence with the numbers and a remedy.
-        ranks: Ranks of the EP group at fault, if known.
+        ranks: Ranks of the EP group that caused the failure, if known.
     """
 
     def __init__(self, message: str, ranks: tuple[int, ...] = ()) -> None:
@@ -68,7 +68,7 @@ class TransferError(Error, RuntimeError):
 
 
 class StaleWeights(TransferError):
-    """Weights changed between the begin of a plan and a copy: the optimizer stepped inside the plan."""
+    """Weights changed between the start of a plan and a copy, because the optimizer stepped while the plan was running."""
 
 
 def first_line(error: BaseException) -> str:
@@ -83,7 +83,7 @@ def reason(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def naming(where: str, names: Mapping[str, str] | None = None) -> Iterator[None]:
-    """Prefixes `where` to the message of an `InputError` in the block, and replaces our field names by `names` of a file."""
+    """Prefixes `where` to the message of an `InputError` in the block, and replaces field names by the file's own `names`."""
     try:
         yield
     except InputError as error:
@@ -95,7 +95,7 @@ def naming(where: str, names: Mapping[str, str] | None = None) -> Iterator[None]
 
 @contextlib.contextmanager
 def file_errors(path: str | os.PathLike[str], verb: str, cure: str) -> Iterator[None]:
-    """Turns the system's errors about a file or its name in the block into an `InputError`."""
+    """Converts the system's errors about a file or its name in the block to an `InputError`."""
     try:
         yield
     except InputError:

@@ -1,4 +1,4 @@
-"""Finds third-party solvers and backends by entry point, if foremoe has none of that name."""
+"""Finds third-party solvers and backends by entry point if foremoe itself does not have one of that name."""
 
 import functools
 from importlib.metadata import EntryPoint, entry_points
@@ -12,12 +12,12 @@ def _found(group: str) -> dict[str, EntryPoint]:
 
 
 def entry_point_names(group: str) -> list[str]:
-    """Returns the sorted names that installed packages registered under `group`; imports nothing."""
+    """Returns the sorted names that installed packages register under `group`, without importing them."""
     return list(_found(group))
 
 
 def entry_point_of(group: str, name: str) -> str | None:
-    """Returns the entry point `name`, or the first that registers a class or object of that name; imports nothing."""
+    """Returns the name of the entry point `name`, or of the first one whose object has that name, without importing it."""
     found = _found(group)
     return name if name in found else next((point.name for point in found.values() if point.attr == name), None)
 

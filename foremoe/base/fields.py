@@ -1,4 +1,4 @@
-"""Checks fields of frozen values, and converts these values to and from TOML tables."""
+"""Checks of the fields of frozen values, and conversion of these values to and from TOML tables."""
 
 import dataclasses
 import difflib
@@ -18,17 +18,17 @@ from foremoe.base.errors import InputError, first_line
 from foremoe.base.files import read_file, write_file
 
 MAX_WHOLE = 2**53
-"""Largest whole number that a field may hold: the largest that float64 holds exactly with all below it."""
-# Room for the nodes of 32767 ranks, one a line.
+"""Largest whole number that a field may hold. float64 represents it and all smaller ones exactly."""
+# Enough for the nodes of 32767 ranks, with one line for each.
 _MAX_TOML_BYTES = 2**19
-# Of the known keys, how many a refusal names.
+# Maximum number of known keys that an error message lists.
 _NEAR_KEYS = 12
-# A key of n parts takes n^2 / 2 references to parse; foremoe's tables have none.
+# Parsing a key of n parts takes n^2 / 2 references. foremoe's tables do not use such keys.
 _MANY_PARTS = re.compile(r"(?:\.[^.\n]*){32}")
 
 
 def whole(value: object, name: str, low: int = 1, high: float = math.inf) -> int:
-    """Returns `value` as an int in [low, high]; refuses 8.0 and True."""
+    """Returns `value` as an int in [low, high]. Refuses 8.0 and True."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or not low <= value <= high:
         limits = f"of at least {low}" if high == math.inf else f"from {low} to {high}"
         raise InputError(f"{name} must be a whole number {limits}; got {shown(value)}.")
@@ -53,7 +53,7 @@ def real(value: object, name: str, low: float = 0.0, high: float = math.inf, *, 
 
 
 def flag(value: object, name: str) -> bool:
-    """Returns `value` as a bool; 0 and 1 are refused."""
+    """Returns `value` as a bool. Refuses 0 and 1."""
     if not isinstance(value, bool | np.bool_):
         raise InputError(f"{name} must be true or false; got {shown(value)}.")
     return bool(value)
@@ -67,7 +67,7 @@ def text(value: object, name: str) -> str:
 
 
 def check_fields(value: Any, checks: Sequence[tuple[Callable[[Any, str], Any], Sequence[str]]]) -> None:
-    """Replaces fields of a frozen dataclass value by the results of checks; skips None if it is the default."""
+    """Replaces fields of a frozen dataclass instance by the results of checks. Skips None if it is the default."""
     for check, names in checks:
         for name in names:
             given = getattr(value, name)
@@ -76,7 +76,7 @@ def check_fields(value: Any, checks: Sequence[tuple[Callable[[Any, str], Any], S
 
 
 def scalars(value: Any) -> dict[str, Any]:
-    """Returns the fields of a dataclass value that hold one number, flag or text, in order."""
+    """Returns the fields of a dataclass instance that hold a single number, bool or string, in order."""
     pairs = ((f.name, getattr(value, f.name)) for f in dataclasses.fields(value))
     return {name: item for name, item in pairs if isinstance(item, bool | int | float | str)}
 
@@ -109,7 +109,7 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
 def write(path: str | os.PathLike[str], table: Mapping[str, Any]) -> None:
     """Writes `table` to `path` as TOML, in the table's order."""
     try:
-        import tomli_w  # here: GPU images lack it, and running plans writes no TOML
+        import tomli_w  # imported here, because GPU images lack it and running plans does not need it
     except ImportError:
         raise InputError("writing TOML needs tomli-w, which is not installed; pip install tomli-w.") from None
     write_file(path, tomli_w.dumps(table))
@@ -127,7 +127,7 @@ def preset_names(file: str) -> tuple[str, ...]:
 
 
 def preset(file: str, name: str, kind: str) -> dict[str, Any]:
-    """Returns a copy of one preset's table with its name added; case does not matter."""
+    """Returns a copy of one preset's table with its name added. Case does not matter."""
     key = name.strip().lower() if isinstance(name, str) else ""
     if key not in _shipped(file):
         raise InputError(f"there is no {kind} preset {shown(name)}; choose one of {', '.join(preset_names(file))}.")

@@ -1,4 +1,4 @@
-"""Reads and writes whole files: reads only regular ones, and replaces a file at once or not at all."""
+"""Reads regular files and writes files atomically."""
 
 import contextlib
 import os
@@ -11,7 +11,7 @@ from foremoe.base.errors import InputError, did_you_mean, file_errors
 
 
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
-    """Opens a regular, non-empty file for reading; refuses a fifo, device or directory without waiting for it."""
+    """Opens a regular, non-empty file for reading. Refuses a FIFO, device or directory without waiting for it."""
     name = os.fspath(path)
     with file_errors(path, "read", "check the path"):
         try:
@@ -20,7 +20,7 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
             raise InputError(f"there is no file {name!r}; {_near(name)}check the path.") from None
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            # Another file may have taken the name meanwhile.
+            # Another file may have taken the name in the meantime.
             _require_regular(name, os.fstat(descriptor))
         except InputError:
             os.close(descriptor)
@@ -29,7 +29,7 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
 
 
 def _near(name: str | bytes) -> str:
-    """The file of the same folder that may have been meant."""
+    """Returns a hint at a file of the same folder with a similar name, or an empty string."""
     folder, last = os.path.split(os.fsdecode(name))
     with contextlib.suppress(OSError):
         return did_you_mean(last, os.listdir(folder or "."))
@@ -50,10 +50,10 @@ def read_file(path: str | os.PathLike[str], limit: int) -> bytes:
 
 
 def write_file(path: str | os.PathLike[str], payload: bytes | str) -> None:
-    """Writes a whole file, text as UTF-8, or keeps the old one.
+    """Writes a file atomically, with text as UTF-8. On failure, the old file remains.
 
-    The bytes go to a file of a random name in the same folder, to the disk, and then by one rename to `path`: readers see the old
-    file or the new one, and of several writers the last one wins. A device or pipe is written directly.
+    The bytes are written to a file with a random name in the same folder and synced to disk. The file is then renamed to `path`,
+    so readers see either the old or the new content, and the last of several writers wins. A device or pipe is written directly.
 
     Raises:
         InputError: The file cannot be written, or the disk is full.
@@ -65,7 +65,7 @@ def write_file(path: str | os.PathLike[str], payload: bytes | str) -> None:
         if old is not None and not stat.S_ISREG(old.st_mode) and not stat.S_ISDIR(old.st_mode):
             target.write_bytes(data)
             return
-        # Exclusive, so that neither a file nor a link that waits there is ever written to.
+        # The file is opened exclusively, so that an existing file or link is never written to.
         beside = target.with_name(f".foremoe-{secrets.token_hex(8)}.part")
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(beside, flags, 0o666)
@@ -85,7 +85,7 @@ def write_file(path: str | os.PathLike[str], payload: bytes | str) -> None:
 
 
 def _sync_folder(path: Path) -> None:
-    # The file is there by now; a folder that cannot be opened or synced loses no more than the rename in a power cut.
+    # The file is complete. If the folder cannot be opened or synced, a power failure can undo the rename but nothing else.
     with contextlib.suppress(OSError):
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:

@@ -1,4 +1,4 @@
-"""Describes the processor and the cores of this process."""
+"""Description of the processor and of the cores that this process may use."""
 
 import os
 import platform
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def hardware() -> dict[str, Any]:
-    """Names the processor, and the cores that this process may use."""
+    """Returns the name of the processor and the number of cores that this process may use."""
     return {"processor": _processor(), "cores": cores(), "system": f"{platform.system()} {platform.machine()}"}
 
 

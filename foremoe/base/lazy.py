@@ -7,7 +7,7 @@ from typing import Any
 
 
 def lazy(package: str, names: Mapping[str, Iterable[str]]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Returns a package's ``__getattr__`` and ``__dir__`` from the names that its submodules define; submodules load too."""
+    """Returns a package's ``__getattr__`` and ``__dir__``, which load the given names, or a submodule, on first use."""
     home = {name: module for module, its in names.items() for name in its} | {name: "" for name in names if "." not in name}
 
     def load(name: str) -> Any:

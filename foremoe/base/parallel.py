@@ -20,7 +20,7 @@ from foremoe.base.hardware import cores
 
 @dataclass(frozen=True, slots=True)
 class RowRunner:
-    """Options of `for_rows`: threads, a progress callback (rows done since the last call), and a cancel event."""
+    """Options of `for_rows`: number of threads, progress callback (gets the rows done since its last call), and cancel event."""
 
     num_threads: int = 1
     progress: Callable[[int], None] | None = None
@@ -35,7 +35,7 @@ _RUNNER: contextvars.ContextVar[RowRunner | None] = contextvars.ContextVar("fore
 def row_runner(
     num_threads: int | None = None, progress: Callable[[int], None] | None = None, cancel: threading.Event | None = None
 ) -> Iterator[RowRunner]:
-    """Sets how solvers called inside the block run their rows; the planner wraps every level in it."""
+    """Sets the `RowRunner` of solvers that are called inside the block. The planner wraps every level in it."""
     runner = RowRunner(cores() if num_threads is None else whole(num_threads, "num_threads"), progress, cancel)
     token = _RUNNER.set(runner)
     try:
@@ -45,9 +45,9 @@ def row_runner(
 
 
 def for_rows(block: Callable[[int, int], object], num_rows: int, rows_per_block: int = 256, *, whole: bool = False) -> Array:
-    """Calls ``block(low, high)`` over all rows in blocks; returns bool [N], False for rows that a cancel left out.
+    """Calls ``block(low, high)`` over all rows in blocks. Returns bool [N], which is False for rows that a cancellation skipped.
 
-    With `whole`, it cannot be cancelled and does not count as progress; use it for figures, which must be complete.
+    With `whole`, the call cannot be cancelled and does not count as progress. Use it for figures, which must be complete.
     """
     runner = _RUNNER.get() or RowRunner()
     if whole:

@@ -1,4 +1,4 @@
-"""Random numbers of compiled searches: one generator for every kernel, the same on all machines."""
+"""Random numbers for compiled searches, from one generator with the same results on all machines."""
 
 import numpy as np
 
@@ -17,5 +17,5 @@ def next_random(state):
 
 @kernel
 def random_below(state, num):
-    """Returns an int64 in [0, num)."""
+    """Returns a random int64 in [0, num) and advances `state`."""
     return np.int64(next_random(state) % np.uint64(num))

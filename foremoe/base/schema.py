@@ -16,7 +16,11 @@ _KINDS: dict[str, Any] = {
 
 
 def parse_json(text: str | bytes, limit: int = MAX_JSON_BYTES) -> Any:
-    """Returns the value of a JSON text of at most `limit` bytes; raises ValueError if it is invalid or has NaN or infinities."""
+    """Returns the value of a JSON text of at most `limit` bytes.
+
+    Raises:
+        ValueError: The text is too long, is not valid JSON, or contains NaN or infinities.
+    """
     if len(text) > limit:
         raise ValueError(f"{len(text)} bytes of JSON, more than {limit}")
     try:
@@ -26,7 +30,7 @@ def parse_json(text: str | bytes, limit: int = MAX_JSON_BYTES) -> Any:
 
 
 def faults(value: Any, schema: dict[str, Any], at: str = "header") -> Iterator[str]:
-    """Returns the violations of a JSON schema by `value`, place by place, for the keywords that foremoe's schemas use."""
+    """Yields every violation of a JSON schema by `value`, with its location. Supports the keywords that foremoe's schemas use."""
     names = schema.get("type", [])
     names = [names] if isinstance(names, str) else names
     fits = [isinstance(value, _KINDS[name]) and (name == "boolean" or not isinstance(value, bool)) for name in names]

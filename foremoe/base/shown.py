@@ -1,4 +1,4 @@
-"""Tables that show values in notebooks."""
+"""HTML tables that show values in notebooks."""
 
 import dataclasses
 import html
@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-_LONGEST = 120  # letters of a field
+_LONGEST = 120  # maximum characters of a field
 
 
 def table(caption: str, figures: Mapping[str, str], below: str = "") -> str:
-    """Returns HTML: the caption, a line for each figure, and `below`, which is HTML already."""
+    """Returns an HTML table with the caption, a line for each figure, and the HTML text `below`."""
     cells = "".join(
         f"<tr><th style='text-align:left'>{html.escape(name)}</th><td style='text-align:left'>{html.escape(text)}</td></tr>"
         for name, text in figures.items()
@@ -20,7 +20,7 @@ def table(caption: str, figures: Mapping[str, str], below: str = "") -> str:
 
 
 def fields(value: Any) -> str:
-    """Returns `table` of a dataclass: arrays by dtype and shape, everything else by its `repr`, cut where it is long."""
+    """Returns the `table` of a dataclass instance. Shows dtype and shape of arrays, and the shortened `repr` of other fields."""
     shown = {field.name: _text(getattr(value, field.name)) for field in dataclasses.fields(value)}
     return table(type(value).__name__, shown)
 

@@ -1,4 +1,4 @@
-"""Reads arrays from foreign ``.safetensors`` and ``.npz`` files; trusts no size in a file before its bytes are read."""
+"""Reads arrays from untrusted ``.safetensors`` and ``.npz`` files, without trusting any size that a file states."""
 
 import contextlib
 import math
@@ -15,7 +15,7 @@ from foremoe.base.errors import InputError, first_line
 from foremoe.base.files import file_bytes, open_regular
 from foremoe.base.schema import MAX_JSON_BYTES, parse_json
 
-# One metadata key: safetensors keeps no order among several, and the bytes must not vary.
+# A single metadata key, because safetensors does not keep the order of several keys, and the bytes must not vary.
 HEADER_KEY = "foremoe"
 NPY = b"\x93NUMPY"
 _DTYPES = {
@@ -27,24 +27,24 @@ _NPY_DTYPES = {
     *(f"{order}f{size}" for order in ("", *"<>=") for size in (2, 4, 8)), "|b1",
 }  # fmt: skip
 _MAX_AXES, _MAX_EMPTY = 32, 2**20
-# What a compressed file may become where the caller does not say: this, or so many times its own size.
+# Default limit of decompressed data: the larger of `_FREE_BYTES` and `_EXPANSION` times the size of the file.
 _FREE_BYTES, _EXPANSION = 64 * 2**20, 16
-# What parsers, zipfile and zlib raise on a file that is not what it says.
+# Exceptions that parsers, zipfile and zlib raise on a damaged file.
 _FAULTS = (ValueError, KeyError, OSError, EOFError, RuntimeError, NotImplementedError, zipfile.BadZipFile, zlib.error)
 
 
 class Stored(NamedTuple):
-    """An open file of arrays."""
+    """Open file of arrays."""
 
     names: frozenset[str]
-    read: Callable[[str], Array]  # one array by its name
+    read: Callable[[str], Array]  # reads one array by its name
     header: str | None  # text of foremoe's own header
 
 
 def array_of(data: bytes | memoryview, dtype: np.dtype[Any], shape: Sequence[int], *, fortran: bool = False) -> Array:
-    """Returns a view of `data` as an array; raises InputError if the sizes do not match."""
+    """Returns a view of `data` as an array. Raises InputError if the sizes do not match."""
     claimed = math.prod(shape) * dtype.itemsize if len(shape) <= _MAX_AXES else -1
-    # Axes beside an empty one claim no bytes, but are as long as they say.
+    # If one axis is empty, the others may state any length without taking any bytes.
     if claimed != len(data) or (not claimed and math.prod(max(n, 1) for n in shape) > _MAX_EMPTY):
         claim = f"claims {dtype} of shape {list(shape[:_MAX_AXES])}, {claimed} bytes"
         raise InputError(f"its header {claim}, but {len(data)} follow it; send the whole file.")
@@ -55,9 +55,9 @@ def array_of(data: bytes | memoryview, dtype: np.dtype[Any], shape: Sequence[int
 
 
 def npy_array(blob: memoryview) -> Array:
-    """Reads the array of an ``.npy`` file in memory without a copy: numbers, or one text.
+    """Reads the array of an in-memory ``.npy`` file, numbers or a single string, without a copy.
 
-    It does not use numpy, which evaluates the header, and raises and warns in unpredictable ways.
+    It does not use numpy's reader, which evaluates the header as Python, and whose errors and warnings are unpredictable.
     """
     width = {1: 2, 2: 4, 3: 4}.get(blob[6] if len(blob) > 6 and blob[:6] == NPY else 0, 0)
     at = 8 + width + int.from_bytes(blob[8 : 8 + width], "little")
@@ -66,7 +66,7 @@ def npy_array(blob: memoryview) -> Array:
     shape = _npy_shape(_npy_value(header, "shape", "(", ")"))
     if not width or at > len(blob) or name is None or order not in ("True", "False") or shape is None:
         raise InputError(f"{len(blob)} bytes begin like an .npy file but have no readable header; send the whole file.")
-    # Of these names alone numpy makes a dtype without a word: a text that it finds too long or empty is none of them.
+    # numpy converts exactly these names to a dtype without a warning. Strings that are empty or too long are excluded.
     if name not in _NPY_DTYPES and not (_is_text(name) and shape == ()):
         objects = ": Python objects are never unpickled" if "O" in name else ""
         raise InputError(f"an .npy file must hold plain numbers; its header says {name[:20]} of shape {list(shape)}{objects}.")
@@ -74,14 +74,14 @@ def npy_array(blob: memoryview) -> Array:
 
 
 def _is_text(name: str) -> bool:
-    """True for a dtype such as ``<U7`` of 1 to `MAX_JSON_BYTES` characters, written as numpy does."""
+    """Returns True for a dtype such as ``<U7``, with 1 to `MAX_JSON_BYTES` characters, in numpy's notation."""
     digits = name[2:]
     is_number = digits.isascii() and digits.isdigit() and digits[0] != "0" and len(digits) <= len(str(MAX_JSON_BYTES))
     return name[:1] in "<>=" and name[1:2] == "U" and is_number and int(digits) <= MAX_JSON_BYTES
 
 
 def _npy_value(header: str, key: str, begin: str, end: str) -> str | None:
-    """The text behind a key of an ``.npy`` header, between these marks."""
+    """Returns the text after a key of an ``.npy`` header, between the marks `begin` and `end`."""
     _, _, rest = header.partition(f"'{key}':")
     rest = rest.lstrip(" ")
     value, closed, _ = rest[len(begin) :].partition(end)
@@ -100,9 +100,9 @@ def open_stored(source: Path, what: str, *, archive: bool = False, max_bytes: in
     """Opens a file of arrays.
 
     Args:
-        what: Expected kind of file, for messages: ``"a plan file"``.
-        archive: Whether the file is ``.npz``, not safetensors.
-        max_bytes: Limit of the decompressed arrays; None: 64 MiB, or 16 times the file if that is more.
+        what: Expected kind of file in messages, such as ``"a plan file"``.
+        archive: Whether the file is ``.npz`` instead of safetensors.
+        max_bytes: Limit of the decompressed arrays in bytes. Defaults to 64 MiB, or 16 times the file size if that is more.
 
     Raises:
         InputError: The file does not exist, has no arrays, or is truncated or damaged.
@@ -161,7 +161,7 @@ def _open_safetensors(file: BinaryIO, source: Path) -> Stored:
 
 
 def _extent(name: str, entry: Any) -> tuple[int, int]:
-    """First and last byte of a tensor, checked with everything else that is said of it."""
+    """Checks the header's entry for a tensor and returns its byte range."""
     if not isinstance(entry, dict) or not isinstance(entry.get("dtype"), str):
         raise ValueError(f"{name} has no dtype")
     for key in ("shape", "data_offsets"):
@@ -174,7 +174,7 @@ def _extent(name: str, entry: Any) -> tuple[int, int]:
             raise ValueError(f"{name} has no {key}")
     offsets, itemsize = entry["data_offsets"], np.dtype(_DTYPES.get(entry["dtype"], "V0")).itemsize
     if len(offsets) != 2 or offsets[0] > offsets[1] or (itemsize and math.prod(entry["shape"]) * itemsize != np.diff(offsets)):
-        raise ValueError(f"{name} is {entry['dtype']} of shape {entry['shape']}, which its bytes are not")
+        raise ValueError(f"{name} is {entry['dtype']} of shape {entry['shape']}, which does not match its bytes")
     return offsets[0], offsets[1]
 
 
@@ -182,14 +182,14 @@ def _extent(name: str, entry: Any) -> tuple[int, int]:
 def _open_zip(file: BinaryIO, source: Path, max_bytes: int | None) -> Iterator[Stored]:
     left = max(_FREE_BYTES, _EXPANSION * file_bytes(file)) if max_bytes is None else max_bytes
     if not zipfile.is_zipfile(file):
-        raise ValueError("no zip archive of arrays")
+        raise ValueError("it is not a zip archive of arrays")
     with zipfile.ZipFile(file) as archive:
         members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
 
         def read(name: str) -> Array:
             nonlocal left
             info = members[name]
-            # Others may unpack far more at once than they are asked for.
+            # Other methods may decompress far more at once than requested.
             if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
                 raise InputError(f"{str(source)!r} compresses {name} in an unknown way; write it by numpy.savez.")
             left -= info.file_size
@@ -202,7 +202,7 @@ def _open_zip(file: BinaryIO, source: Path, max_bytes: int | None) -> Iterator[S
                 )
             with archive.open(info) as member:
                 data = member.read(info.file_size)
-                # What follows the stated size would be a lie about it; at the end the check sum is compared.
+                # Data after the stated size would make that size wrong. Reading to the end also verifies the checksum.
                 if member.read(1):
                     raise ValueError(f"{name} is longer than it says")
             try:

@@ -1,4 +1,4 @@
-"""foremoe's own files of arrays: safetensors with one JSON header and a checksum over everything."""
+"""foremoe's own file format for arrays: safetensors with a JSON header and a checksum of the whole content."""
 
 import contextlib
 import hashlib
@@ -19,7 +19,7 @@ from foremoe.base.stored import HEADER_KEY, open_stored
 
 
 def digest(header: dict[str, Any], tensors: dict[str, Array]) -> str:
-    """Returns 32 hex digits over a JSON header and the names, dtypes, shapes and bytes of arrays."""
+    """Returns a checksum of 32 hex digits over a JSON header and the names, dtypes, shapes and bytes of arrays."""
     state = hashlib.blake2b(json.dumps(header, sort_keys=True).encode(), digest_size=16)
     for name in sorted(tensors):
         array = np.ascontiguousarray(tensors[name])
@@ -29,7 +29,7 @@ def digest(header: dict[str, Any], tensors: dict[str, Array]) -> str:
 
 
 def tensor_bytes(header: dict[str, Any], tensors: dict[str, Array]) -> bytes:
-    """Returns the bytes of a safetensors file, which depend on header and arrays alone."""
+    """Returns the bytes of a safetensors file, which depend only on the header and the arrays."""
     arrays = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
     return bytes(save(arrays, {HEADER_KEY: json.dumps(header, sort_keys=True)}))
 
@@ -37,14 +37,14 @@ def tensor_bytes(header: dict[str, Any], tensors: dict[str, Array]) -> bytes:
 def write_tensors(
     path: str | os.PathLike[str], kind: str, version: int, header: dict[str, Any], tensors: dict[str, Array]
 ) -> None:
-    """Writes arrays with a header of plain JSON values, a kind such as ``"workload"``, a format version and a checksum."""
+    """Writes arrays with a header of JSON values, a file kind such as ``"workload"``, a format version and a checksum."""
     full = {**header, "kind": kind, "format": version}
     full["checksum"] = digest(full, tensors)
     write_file(path, tensor_bytes(full, tensors))
 
 
 def read_tensors(path: str | os.PathLike[str], kind: str, version: int) -> tuple[dict[str, Any], dict[str, Array]]:
-    """Reads header and arrays of `write_tensors`; refuses other kinds, newer formats, and truncated or changed files."""
+    """Reads the header and arrays that `write_tensors` wrote. Refuses other kinds, newer formats and damaged files."""
     source = Path(path)
     with open_stored(source, f"a {kind} file") as stored:
         header = json_header(stored.header)
@@ -58,7 +58,7 @@ def read_tensors(path: str | os.PathLike[str], kind: str, version: int) -> tuple
 
 
 def header_of(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Returns the unchecked header of a foremoe file; empty if there is none, for its reader to judge."""
+    """Returns the header of a foremoe file without checking it, or an empty dict if there is none."""
     open_regular(path).close()
     try:
         archive = os.fspath(path).lower().endswith(".npz")
@@ -69,13 +69,13 @@ def header_of(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def kind_of(path: str | os.PathLike[str]) -> str | None:
-    """Returns the kind in a file's header, such as ``"plan"``; None without one."""
+    """Returns the kind in a file's header, such as ``"plan"``, or None if there is no header."""
     kind = header_of(path).get("kind")
     return kind if isinstance(kind, str) else None
 
 
 def json_header(text: str | None) -> dict[str, Any]:
-    """Parses the table in a header's text; empty if there is none."""
+    """Returns the table in a header's text, or an empty dict if there is none."""
     try:
         header = parse_json(text or "")
     except ValueError:
@@ -85,7 +85,7 @@ def json_header(text: str | None) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def naming_fields(path: str | os.PathLike[str], header: dict[str, Any]) -> Iterator[None]:
-    """Names the file in errors of the block, which makes a value from the result of `read_tensors`."""
+    """Adds the file's name to errors in the block, which makes a value from the result of `read_tensors`."""
     try:
         with naming(repr(os.fspath(path))):
             yield

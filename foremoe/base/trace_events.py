@@ -1,4 +1,4 @@
-"""Chrome's trace event format, which Perfetto reads and profilers of training programs write."""
+"""Chrome's trace event format, which Perfetto reads and training profilers write."""
 
 import gzip
 import heapq
@@ -10,14 +10,14 @@ from typing import Any
 from foremoe.base.errors import InputError
 from foremoe.base.files import write_file
 
-# Viewers keep a whole trace in memory; well above this they no longer open it.
+# Viewers keep a whole trace in memory, and cannot open traces that are much larger than this.
 MAX_EVENTS = 2_000_000
 
 
 class TraceEvents:
-    """Events of one trace; seconds go in, microseconds come out, rounded to nanoseconds.
+    """Events of one trace. Times are given in seconds and written in microseconds, rounded to nanoseconds.
 
-    Slices of one track nest or follow each other; put overlapping ones on several tracks (see `levels`).
+    Slices of one track must be nested or follow each other. Put overlapping ones on several tracks (see `levels`).
     """
 
     def __init__(self) -> None:
@@ -25,17 +25,17 @@ class TraceEvents:
         self._flows = 0
 
     def process(self, pid: int, name: str) -> None:
-        """Names a group of tracks; groups are shown in the order of their numbers."""
+        """Names a group of tracks. Viewers show groups in the order of their numbers."""
         self._add(ph="M", pid=pid, tid=0, ts=0, name="process_name", args={"name": name})
         self._add(ph="M", pid=pid, tid=0, ts=0, name="process_sort_index", args={"sort_index": pid})
 
     def track(self, pid: int, tid: int, name: str) -> None:
-        """Names a track of a group; tracks are shown in the order of their numbers."""
+        """Names a track of a group. Viewers show tracks in the order of their numbers."""
         self._add(ph="M", pid=pid, tid=tid, ts=0, name="thread_name", args={"name": name})
         self._add(ph="M", pid=pid, tid=tid, ts=0, name="thread_sort_index", args={"sort_index": tid})
 
     def slice(self, at: tuple[int, int], name: str, start_s: float, end_s: float, args: Mapping[str, Any] | None = None) -> None:
-        """Adds a slice to the track `at`, a pair (group, track); skips one shorter than a nanosecond."""
+        """Adds a slice to the track `at`, given as (group, track). Skips a slice shorter than a nanosecond."""
         start, end = _microseconds(start_s), _microseconds(end_s)
         if end <= start:
             return
@@ -55,7 +55,7 @@ class TraceEvents:
         return {"traceEvents": self.events, "displayTimeUnit": "ms"}
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the trace as JSON, compressed if the name ends in ``.gz``; the same events give the same bytes.
+        """Writes the trace as JSON, compressed if the name ends in ``.gz``. The same events give the same bytes.
 
         Raises:
             InputError: The file cannot be written.
@@ -65,12 +65,15 @@ class TraceEvents:
 
     def _add(self, **event: Any) -> None:
         if len(self.events) >= MAX_EVENTS:
-            raise InputError(f"a trace of more than {MAX_EVENTS:,} events opens in no viewer; give fewer micro-steps or layers.")
+            raise InputError(f"viewers cannot open a trace of more than {MAX_EVENTS:,} events; give fewer micro-steps or layers.")
         self.events.append(event)
 
 
 def levels(spans: Sequence[tuple[float, float]]) -> list[int]:
-    """Returns the first free level of every span (start, end), so that spans of a level do not overlap; sort spans by start."""
+    """Returns the first free level of every span (start, end), so that spans of a level do not overlap.
+
+    Spans must be sorted by start.
+    """
     free: list[int] = []
     busy: list[tuple[float, int]] = []
     out, count = [], 0

@@ -1,4 +1,4 @@
-"""Groups of processes that plan together. Needs torch."""
+"""Groups of processes that plan together. Requires torch."""
 
 from foremoe.base.errors import InputError
 

@@ -1,4 +1,4 @@
-"""Checks that all ranks were given the same values before they use them."""
+"""Checks that all ranks have the same values before they use them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from foremoe.plan.header import FORMAT_VERSION
 
 
 def require_same(group: Group, values: Mapping[str, str]) -> None:
-    """Raises an InputError on all ranks unless all have the same `values`, foremoe and plan format; collective.
+    """Raises InputError on all ranks unless all have the same `values`, foremoe version and plan format. Collective.
 
     The error names the first value that differs, and two ranks with their values.
     """
@@ -24,7 +24,7 @@ def require_same(group: Group, values: Mapping[str, str]) -> None:
     fingerprint = hashlib.blake2b(json.dumps(mine, sort_keys=True).encode(), digest_size=16).hexdigest()
     if len(set(group.gather(fingerprint))) == 1:
         return
-    values_G = group.gather(mine)  # they may be long, and are the same nearly always
+    values_G = group.gather(mine)  # sent only on a mismatch, because values may be long
     names = dict.fromkeys(name for theirs in values_G for name in theirs)
     for name in names:
         text_G = [theirs.get(name, "nothing") for theirs in values_G]
@@ -34,9 +34,9 @@ def require_same(group: Group, values: Mapping[str, str]) -> None:
 
 
 def texts(name: str, value: Any) -> dict[str, str]:
-    """Returns a value as text by name; a frozen value of several fields, such as a planner or a cluster, field by field.
+    """Returns a mapping from names to strings for a value, or for each field of a frozen value such as a planner or a cluster.
 
-    Texts of equal values are equal in all processes: addresses in the reprs of other packages' objects are left out.
+    Equal values give equal strings in all processes. Addresses in the reprs of other packages' objects are left out.
     """
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         return {name: _text(value)}

@@ -1,6 +1,6 @@
-"""Group: communication between the ranks of one EP group, as processes (torch.distributed) or as threads of one process.
+"""`Group`: communication between the ranks of one EP group, as processes (torch.distributed) or as threads of one process.
 
-Transfer backends move weights; a group does not.
+A group does not transfer weights. Transfer backends do.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ _HEAD_BYTES = 256
 
 
 class Group(abc.ABC):
-    """The ranks of one EP group.
+    """Ranks of one EP group.
 
-    Every method except `report` is collective: all ranks call it, in the same order. None of them hangs: if a rank does not
-    answer within `timeout_s`, or has reported a failure, the call raises, on the others, a `TransferError` that names it.
+    Every method except `report` is collective, so all ranks must call it in the same order. Every wait has a timeout. If a rank
+    does not answer within `timeout_s`, or has reported a failure, the others raise a `TransferError` that names it.
 
     Attributes:
-        rank: This rank, from 0.
+        rank: Number of this rank, from 0.
         size: Number of ranks.
-        timeout_s: Seconds to wait for another rank.
+        timeout_s: Timeout for another rank in seconds.
     """
 
     rank: int
@@ -49,46 +49,46 @@ class Group(abc.ABC):
 
     @abc.abstractmethod
     def all_to_all(self, received: torch.Tensor, sent: torch.Tensor, num_received_G: list[int], num_sent_G: list[int]) -> None:
-        """Exchanges rows: the first ``num_sent_G[0]`` rows of `sent` go to rank 0, and so on; `received` is filled likewise."""
+        """Exchanges entries of the first axis. The first ``num_sent_G[0]`` of `sent` go to rank 0, the next ones to rank 1."""
 
     @abc.abstractmethod
     def gather(self, value: Any) -> list[Any]:
-        """Gathers a value of every rank over the control channel, which stays usable when a backend fails.
+        """Gathers a value from every rank over the control channel, which remains usable when a backend fails.
 
-        Processes can gather what `messages.encode` accepts: plain values, lists, tuples, dicts with text as keys, bytes, and
-        arrays of numbers. Threads get the same object.
+        Processes can gather all types that `messages.encode` supports: plain values, lists, tuples, dicts with string keys,
+        bytes, and arrays of numbers. Threads get the same object.
 
         Raises:
-            InputError: The value is of another kind.
+            InputError: The type of the value is not supported by `messages.encode`.
             TransferError: A rank did not answer, or its message cannot be read.
         """
 
     @abc.abstractmethod
     def report(self, message: str) -> None:
-        """Reports that this rank ends the step, so that the others can say why; not collective, never raises."""
+        """Reports that this rank ends the step, so that the others can name the reason. Not collective, and never raises."""
 
     @abc.abstractmethod
     def close(self) -> None:
         """Releases the resources of this object."""
 
     def barrier(self) -> None:
-        """Returns once all ranks have called it."""
+        """Returns after all ranks have called it."""
         self.gather(None)
 
 
 class TorchGroup(Group):
-    """Ranks that are processes.
+    """Group of ranks that are processes.
+
+    Control messages use a separate gloo group, because they must arrive even if NCCL fails.
 
     Args:
-        process_group: The EP group; default: all ranks. Any backend (gloo, NCCL).
-        timeout_s: Seconds to wait for another rank, here and in every exchange; a rank may compute that long between two. On
-            NCCL, NCCL's own watchdog limits the exchange of tokens instead.
+        process_group: Process group of the EP group, with any backend (gloo, NCCL). Defaults to all ranks.
+        timeout_s: Timeout for another rank in seconds, here and in every exchange. It also limits the time that a rank may
+            compute between two exchanges. With NCCL, NCCL's own watchdog limits the exchange of tokens instead.
 
     Raises:
         InputError: torch.distributed has no process group.
         TransferError: A rank did not join this group within `timeout_s`, or has died.
-
-    Control messages use a separate gloo group, because they must arrive when NCCL fails.
     """
 
     _watcher: Watcher | None = None
@@ -99,19 +99,19 @@ class TorchGroup(Group):
         self.process_group: Any = process_group or dist.distributed_c10d._get_default_group()
         ranks = dist.get_process_group_ranks(self.process_group)
         self.rank, self.size, self.timeout_s = dist.get_rank(self.process_group), len(ranks), timeout_s
-        # Reports must not wait for a peer: they go through the store that the process group was made with.
+        # Reports must not wait for a peer, so they use the store with which the process group was created.
         self._roll = meet_afresh(client_of(dist.distributed_c10d._get_default_store()), self.rank, ranks, timeout_s)
         self._control: Any = self.private_gloo()
         self._on_gloo = dist.get_backend(self.process_group) == "gloo"
 
     def all_to_all(self, received: torch.Tensor, sent: torch.Tensor, num_received_G: list[int], num_sent_G: list[int]) -> None:
-        if sent.element_size() == 1:  # fp8 is unknown to gloo
+        if sent.element_size() == 1:  # gloo does not support fp8
             received, sent = received.view(torch.uint8), sent.view(torch.uint8)
         exchange = partial(dist.all_to_all_single, received, sent, num_received_G, num_sent_G, group=self.process_group)
         if self._on_gloo or not sent.is_cuda:
             self._answered(lambda: exchange(async_op=True), "exchange tokens", own=False)
         else:
-            exchange()  # the wait of a CUDA collective is a stream's, not the host's: nothing to watch here
+            exchange()  # only a stream waits for a CUDA collective, not the host, so there is nothing to watch
 
     def gather(self, value: Any) -> list[Any]:
         try:
@@ -119,7 +119,7 @@ class TorchGroup(Group):
         except InputError as error:
             self.report(str(error))  # the others wait for it
             raise
-        # Most values fit into the first message, behind their length.
+        # Most values fit into the first message, after their length.
         sent = torch.zeros(_HEAD_BYTES, dtype=torch.uint8)
         head = len(data).to_bytes(8, "little") + data[: _HEAD_BYTES - 8]
         sent[: len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
@@ -128,7 +128,7 @@ class TorchGroup(Group):
         self._answered(lambda: self._exchange(self._control, received, sent.repeat(self.size, 1), ones, ones), "answer")
         heads = [row.numpy().tobytes() for row in received]
         sizes = [int.from_bytes(head[:8], "little") for head in heads]
-        for g, size in enumerate(sizes):  # before anything is allocated for it
+        for g, size in enumerate(sizes):  # checked before memory is allocated
             if size > MAX_BYTES:
                 lack = f"rank {g} announced a message of {size} bytes; the limit is {MAX_BYTES}"
                 raise TransferError(f"{lack}. Look at its log and restart the step.", (g,))
@@ -140,15 +140,15 @@ class TorchGroup(Group):
         return [decode(head[8 : 8 + size], g) for g, (head, size) in enumerate(zip(heads, sizes, strict=True))]
 
     def private_gloo(self) -> ProcessGroupGloo:
-        """Makes a new gloo group of the same ranks for private messages; it ends with its last reference. Collective.
+        """Creates a new gloo group of the same ranks for private messages. It ends with its last reference. Collective.
 
-        It is not made by torch, which names a group by its ranks, and would look for the ports of an earlier one that was closed.
+        torch is not used, because it names groups by their ranks, and would look for the ports of an earlier, closed group.
         """
         limit = timedelta(seconds=self.timeout_s)
         return self._roll.connect(lambda store: ProcessGroupGloo(store, self.rank, self.size, limit), self.timeout_s)
 
     def private_store(self) -> PrefixStore:
-        """Makes a private part of the store that links the ranks, once all have asked for it. Collective."""
+        """Creates a private part of the store that links the ranks, after all ranks have called this. Collective."""
         return self._roll.meet(self.timeout_s).store()
 
     def report(self, message: str) -> None:
@@ -156,23 +156,23 @@ class TorchGroup(Group):
 
     @contextlib.contextmanager
     def watched(self, process_group: dist.ProcessGroup | None = None) -> Iterator[None]:
-        """Block that may wait in collectives of a process group, by default its own; see ``Watcher``. Not collective."""
+        """Watches a block that may wait in a process group's collectives, by default its own; see ``Watcher``. Not collective."""
         self._watcher = self._watcher or Watcher(self._roll)
         with self._watcher.inside(process_group or self.process_group):
             yield
 
     def close(self) -> None:
-        # Gloo's threads end with the last reference; if that is the interpreter's own end, they abort the process.
+        # gloo's threads end with the last reference. If that is at interpreter exit, they abort the process.
         self._control = self.process_group = self._watcher = None
 
     def _exchange(self, link: Any, received: torch.Tensor, sent: torch.Tensor, num_in_G: list[int], num_out_G: list[int]) -> Any:
         options = dist.AllToAllOptions()
-        # Longer than our own patience: gloo must not give up before the ranks that are missing are named.
+        # Longer than our own timeout, because gloo must not give up before the missing ranks are named.
         options.timeout = timedelta(seconds=2 * self.timeout_s)
         return link.alltoall_base(received, sent, num_in_G, num_out_G, options)
 
     def _answered(self, start: Callable[[], Any], verb: str, own: bool = True) -> None:
-        """Waits for an exchange, on the control link if `own`; looks every second whether another rank has reported a failure."""
+        """Waits for an exchange, on the control link if `own`. Checks every second whether another rank reported a failure."""
         begin, reported = time.monotonic(), False
         try:
             work = start()
@@ -183,27 +183,27 @@ class TorchGroup(Group):
                     return
                 except RuntimeError:
                     if work.is_completed():
-                        work.wait()  # it may have come in just after the second was over; what failed raises again
+                        work.wait()  # it may have finished just after the timeout; a failed one raises again
                         return
                     if left_s <= 0 or reported:
                         raise
-                    reported = self._roll.reported()  # what it sent before may be on its way: one more second
+                    reported = self._roll.reported()  # earlier messages may be in flight, so wait one more second
         except RuntimeError as error:
             blamed = self._roll.blame(verb, self._waited_s(begin, error), error)
-            if own:  # whoever gave the link back would wait for what is in flight, as long as gloo's limit is
+            if own:  # releasing the link would wait for operations in flight until gloo's timeout
                 cut_gloo(self._control)
             raise blamed from error
 
     def _waited_s(self, begin: float, error: RuntimeError) -> float | None:
-        """Seconds since `begin` if a limit has passed, be it the process group's own; None if a connection broke."""
+        """Returns seconds since `begin` if a timeout has passed, maybe the process group's own, or None if a connection broke."""
         waited_s = time.monotonic() - begin
         return waited_s if waited_s >= self.timeout_s or timed_out(error) else None
 
 
 class ThreadGroup(Group):
-    """Ranks that are threads of one process, for tests, simulations and the executable specification.
+    """Group of ranks that are threads of one process, for tests, simulations and the executable specification.
 
-    `ThreadGroup.of` makes one object per rank.
+    `ThreadGroup.of` creates one object per rank.
     """
 
     def __init__(self, rank: int, board: _Board, timeout_s: float) -> None:
@@ -212,7 +212,7 @@ class ThreadGroup(Group):
 
     @staticmethod
     def of(num_ranks: int, *, timeout_s: float = 30.0) -> list[ThreadGroup]:
-        """Makes a group of `num_ranks` threads and returns its members by rank."""
+        """Creates a group of `num_ranks` threads and returns its members by rank."""
         board = _Board(num_ranks)
         return [ThreadGroup(rank, board, timeout_s) for rank in range(num_ranks)]
 
@@ -221,7 +221,7 @@ class ThreadGroup(Group):
         with torch.no_grad():
             for part, mine in zip(received.split(num_received_G), (parts[self.rank] for parts in parts_GG), strict=True):
                 part.copy_(mine)
-        self.barrier()  # nobody may reuse `sent` before all have read it
+        self.barrier()  # no rank may reuse `sent` before all have read it
 
     def gather(self, value: Any) -> list[Any]:
         return self.board.exchange(self.rank, value, self.timeout_s)
@@ -234,12 +234,12 @@ class ThreadGroup(Group):
 
 
 class _Board:
-    """Rendezvous of threads: round by round, everyone leaves a value and takes everyone's."""
+    """Rendezvous of threads. In every round, each thread leaves a value and takes the values of all threads."""
 
     def __init__(self, size: int) -> None:
         self.size = size
         self._changed = threading.Condition()
-        self._rounds: dict[int, dict[int, Any]] = {}  # values by rank, of rounds that some rank has not joined yet
+        self._rounds: dict[int, dict[int, Any]] = {}  # values by rank, for rounds that some rank has not joined yet
         self._next_G = [0] * size
         self._reports: dict[int, str] = {}
 
@@ -255,7 +255,7 @@ class _Board:
             values = self._rounds.setdefault(number, {})
             values[rank] = value
             if len(values) == self.size:
-                del self._rounds[number]  # the ranks that wait hold it
+                del self._rounds[number]  # waiting ranks hold a reference
             self._changed.notify_all()
             self._changed.wait_for(lambda: len(values) == self.size or bool(self._reports), timeout_s)
             if len(values) == self.size:
@@ -266,17 +266,17 @@ class _Board:
 
 
 def as_group(group: Group | dist.ProcessGroup | None) -> Group:
-    """Returns `group` itself, or a `TorchGroup` around a process group (None: all ranks)."""
+    """Returns `group` itself, or a `TorchGroup` around a process group. None means all ranks."""
     return group if isinstance(group, Group) else TorchGroup(group)
 
 
 def first_fault(faults: Sequence[str]) -> str:
-    """Returns one message for all ranks, from the faults of every rank; empty without faults."""
+    """Returns the first fault of any rank as a message for all ranks, or an empty string."""
     return next((f"rank {g}: {fault}" for g, fault in enumerate(faults) if fault), "")
 
 
 def make_on_all(group: Group, make: Callable[[], T]) -> T:
-    """Calls `make` and returns its result; an `InputError` that it raises on one rank is raised on all. Collective."""
+    """Calls `make` and returns its result. An `InputError` on one rank is raised on all ranks. Collective."""
     fault: InputError | None = None
     try:
         made = make()
@@ -290,7 +290,7 @@ def make_on_all(group: Group, make: Callable[[], T]) -> T:
 
 @contextlib.contextmanager
 def reporting(group: Group) -> Iterator[None]:
-    """Reports an exception in the block to the other ranks, so that none waits; except an `InputError`, which all ranks raise."""
+    """Reports an exception in the block to the other ranks, so that none waits. Ignores `InputError`, which all ranks raise."""
     try:
         yield
     except InputError:

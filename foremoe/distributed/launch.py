@@ -1,4 +1,4 @@
-"""Starts ranks with torchrun's elastic launcher, and turns their failures into errors."""
+"""Starts ranks with torchrun's elastic launcher, and converts their failures to errors."""
 
 import contextlib
 import logging
@@ -16,10 +16,10 @@ from foremoe.base.errors import TransferError
 
 
 def start_ranks(rank: Callable[..., Any], args: tuple[Any, ...], num_ranks: int, what: str) -> dict[int, Any]:
-    """Calls ``rank(*args)`` on `num_ranks` processes of this machine and returns the results by rank.
+    """Calls ``rank(*args)`` in `num_ranks` processes on this machine and returns the results by rank.
 
-    `rank`, a function of a module, finds what it needs to join a process group in its environment. If a rank fails or dies, the
-    others are ended, and a `TransferError` names it and `what` ran.
+    `rank` must be a module-level function. The environment variables needed to join a process group are set. If a rank fails or
+    dies, the others are stopped, and a `TransferError` names the rank and the task `what`.
     """
     config = LaunchConfig(
         min_nodes=1, max_nodes=1, nproc_per_node=num_ranks, run_id=f"foremoe-{what}-{uuid.uuid4().hex[:8]}", rdzv_backend="c10d",
@@ -41,7 +41,7 @@ def _recorded(rank: Callable[..., Any], *args: Any) -> Any:
 
 
 def _failure(error: ChildFailedError, what: str) -> TransferError:
-    """The rank that failed first; one that was killed, or failed by itself, comes before those that noticed it."""
+    """Returns the error of the first failed rank, preferring ranks that were killed or failed on their own."""
 
     def message(failure: Any) -> str:
         return str(failure.message["message"] if isinstance(failure.message, dict) else failure.message)
@@ -57,7 +57,7 @@ def _failure(error: ChildFailedError, what: str) -> TransferError:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """The launcher's own log says in twenty lines what `_failure` says in one."""
+    """Silences the launcher's own log, whose twenty lines repeat the message of `_failure`."""
     loggers = [logging.getLogger("torch.distributed"), logging.getLogger("torch.multiprocessing")]
     before = [logger.level for logger in loggers]
     for logger in loggers:
@@ -71,7 +71,7 @@ def _quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _single_threaded() -> Iterator[None]:
-    """What the ranks inherit: one thread each, and messages over the loopback interface whatever the host's name resolves to."""
+    """Sets the environment of ranks to one thread each, and messages over the loopback interface regardless of the host name."""
     wanted = {"OMP_NUM_THREADS": "1", **({"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {})}
     added = {name: value for name, value in wanted.items() if name not in os.environ}
     os.environ.update(added)

@@ -1,8 +1,8 @@
-"""Messages between ranks: plain values as JSON, followed by raw arrays and bytes. No content is ever executed.
+"""Messages between ranks: plain values as JSON, followed by raw arrays and bytes. Content is never executed.
 
-A message is the number of bytes of its JSON (uint32, little-endian), the JSON, then the bytes of its arrays and byte strings in
-the order in which the JSON names them. None, booleans, whole numbers, floats, text and lists represent themselves; an object with
-one key represents other values: ``tuple``, ``dict``, ``array`` (dtype and shape) or ``bytes`` (their number).
+A message consists of the size of its JSON (uint32, little-endian), the JSON, and the bytes of its arrays and byte strings in the
+order in which the JSON lists them. None, booleans, integers, floats, strings and lists represent themselves. Other values are
+objects with a single key: ``tuple``, ``dict``, ``array`` (dtype and shape) or ``bytes`` (their number).
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import numpy as np
 
 from foremoe.base.errors import InputError, TransferError
 
-MAX_BYTES = 1 << 30  # of one message; the largest that foremoe sends itself are plans and counts, some megabytes
+MAX_BYTES = 1 << 30  # limit of a message; the largest ones of foremoe are plans and counts of some megabytes
 
-_DTYPES = {np.dtype(code).str: np.dtype(code) for code in "bhilqBHILQefd"}  # whole and floating-point numbers
+_DTYPES = {np.dtype(code).str: np.dtype(code) for code in "bhilqBHILQefd"}  # integers and floating-point numbers
 _HEAD_BYTES = 4
 _to_json = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -26,35 +26,35 @@ def encode(value: Any) -> bytes:
     """Encodes a value as a message.
 
     Args:
-        value: None, bool, int, float, str, bytes, a numpy array of whole or floating-point numbers, or lists, tuples and dicts
-            (with text as keys) of these.
+        value: None, bool, int, float, str, bytes, a numpy array of integers or floating-point numbers, or a list, tuple or dict
+            with string keys of these.
 
     Raises:
-        InputError: It contains something else, or takes more than `MAX_BYTES`.
+        InputError: The value contains another type, or takes more than `MAX_BYTES`.
     """
     blobs: list[Any] = []
     text = _to_json(_marked(value, blobs)).encode()
     size = _HEAD_BYTES + len(text) + sum(map(len, blobs))
     if size > MAX_BYTES:
-        raise InputError(f"a message of {size} bytes is too large; the limit is {MAX_BYTES}. Send tensors by all_to_all.")
+        raise InputError(f"a message of {size} bytes is too large; the limit is {MAX_BYTES}. Send tensors with all_to_all.")
     return b"".join([len(text).to_bytes(_HEAD_BYTES, "little"), text, *blobs])
 
 
 def decode(data: memoryview | bytes, rank: int) -> Any:
-    """Decodes a message; arrays are copies.
+    """Decodes a message. Arrays are copies.
 
     Raises:
-        TransferError: It was not made by `encode`; the error names `rank`, the sender.
+        TransferError: The message was not encoded by `encode`. The error names `rank`, the sender.
     """
     try:
         return _Reader(data).value()
     except (ValueError, OverflowError, RecursionError) as error:
-        sent = f"rank {rank} sent what is not a message of foremoe ({str(error)[:200]})"
+        sent = f"rank {rank} sent data that is not a message of foremoe ({str(error)[:200]})"
         raise TransferError(f"{sent}; run the same foremoe on all ranks.", (rank,)) from None
 
 
 def _marked(value: Any, blobs: list[Any]) -> Any:
-    """What JSON says of a value; adds to `blobs` what comes behind."""
+    """Returns the JSON form of a value, and appends arrays and bytes that follow the JSON to `blobs`."""
     kind = type(value)
     if value is None or kind in (bool, int, float, str):
         return value
@@ -73,13 +73,11 @@ def _marked(value: Any, blobs: list[Any]) -> Any:
     if isinstance(value, np.float64):
         return float(value)
     what = f"an array of {value.dtype}" if isinstance(value, np.ndarray) else f"a {kind.__name__}"
-    raise InputError(
-        f"a message cannot hold {what}; send plain values, lists, tuples, dicts with text as keys, or number arrays."
-    )
+    raise InputError(f"a message cannot hold {what}; send plain values, lists, tuples, dicts with string keys, or number arrays.")
 
 
 class _Reader:
-    """Takes a message apart; whatever is wrong with it is a ValueError, and nothing is allocated for bytes that are not there."""
+    """Parser of a message. Every fault is a ValueError, and no memory is allocated for bytes that are missing."""
 
     def __init__(self, data: memoryview | bytes) -> None:
         size = int.from_bytes(data[:_HEAD_BYTES], "little")

@@ -1,7 +1,7 @@
-"""Planning by all ranks of an EP group together: every layer is planned once, by one rank, and shared.
+"""Joint planning by all ranks of an EP group. Every layer is planned by one rank, and the plan is shared.
 
-Each rank receives the counts of all sources for its own layers, plans these, expands the split of every source, and sends each
-source its part. No rank needs the counts of all layers from all sources.
+Each rank receives the counts of all sources for its own layers, plans these layers, expands the split of every source, and sends
+each source its part. No rank needs the counts of all layers from all sources.
 """
 
 import dataclasses
@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PlanningTask:
-    """The planning task without the counts, in the terms of `Problem`; the same on all ranks."""
+    """Planning task without the counts, with the fields of `Problem`. It must be the same on all ranks."""
 
     model: Model
     cluster: Cluster
@@ -56,7 +56,7 @@ class PlanningTask:
     home_LE: Array | None = None
 
     def problem(self, workload: Workload, layers: Array) -> Problem:
-        """Returns the problem of some of the layers, whose counts `workload` holds."""
+        """Returns the problem of the given layers, with the counts of `workload`."""
         return Problem.of(
             workload, self.cluster, redundant=self.redundant, model=self.model, cost=self.cost, slot_depth=self.slot_depth,
             schedule=self.schedule.cut(L=layers), replicas=self.replicas,
@@ -66,26 +66,27 @@ class PlanningTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Planned:
-    """The plan of all layers, this source's split, and the seconds that this rank spent on it."""
+    """Plan of all layers, split of this source, and seconds that this rank spent."""
 
     plan: Plan
     split_MLP: Array  # int32, pairs that this source sends to every slot
-    plan_s: float  # of planning its own layers
-    share_s: float  # of exchanging counts, placements and splits
-    agreed: bool = False  # split and quotas were made together, from the counts of all sources
-    # (micro-step, layer) -> experts [T, K] of this source's tokens, where it knows them
+    plan_s: float  # seconds to plan its own layers
+    share_s: float  # seconds to exchange counts, placements and splits
+    agreed: bool = False  # whether split and quotas come from the counts of all sources
+    # (micro-step, layer) -> known experts [T, K] of this source's tokens
     routing: Mapping[tuple[int, int], Array] = field(default_factory=dict)
-    problem: Problem | None = None  # of the layers that this rank planned, if any, with the counts of all sources
+    problem: Problem | None = None  # problem of the layers that this rank planned, if any, with the counts of all sources
 
 
 def plan_together(
     group: Group, planner: Planner, task: PlanningTask, load_MLE: Array, tokens_M: Array, *,
     device: torch.device | None = None, num_threads: int | None = None, plan_limit_s: float | None = None,
 ) -> Planned:  # fmt: skip
-    """Plans a stage from `load_MLE` and `tokens_M`, whole numbers of this source; collective.
+    """Plans a stage from this source's integer counts `load_MLE` and `tokens_M`. Collective.
 
-    Messages use memory of `device`; NCCL needs the rank's GPU. If planning fails on any rank, all ranks raise an `InputError`
-    with the reason: the planner failed, gave an invalid plan, or took longer than `plan_limit_s` seconds (it is asked to stop).
+    Messages use memory of `device`, which must be the rank's GPU for NCCL. If planning fails on any rank, all ranks raise an
+    `InputError` with the reason. The planner may fail, return an invalid plan, or take longer than `plan_limit_s` seconds, after
+    which it is cancelled.
     """
     with reporting(group):
         begin = time.perf_counter()
@@ -117,7 +118,7 @@ def homes_together(
     group: Group, planner: Planner, tasks: Sequence[PlanningTask], loads_MLE: Sequence[Array], tokens_M: Sequence[Array], *,
     device: torch.device | None = None, num_threads: int | None = None,
 ) -> Array:  # fmt: skip
-    """int32 [L, E] homes for a step of one or several stages (`Planner.homes`), each layer's from one rank; collective."""
+    """Returns homes for a step of one or several stages, int32 [L, E], as `Planner.homes`; one rank per layer. Collective."""
     _, L, E = loads_MLE[0].shape
     layers_G = _layers_by_rank(L, group.size)
     mine = layers_G[group.rank]
@@ -142,19 +143,19 @@ def _layers_by_rank(num_layers: int, num_ranks: int) -> list[Array]:
 
 _Form = dict[str, tuple[np.dtype[Any], tuple[int, ...]]]  # dtype and shape of the arrays of a part
 _COST = tuple(f"{part.name}_ML" for part in dataclasses.fields(Cost))
-# What of a plan is one rank's, and may differ from that of the others.
+# Arrays with a layer axis, of which every rank sends the part of its layers.
 _PARTS = {name: field.dtype for name, field in Plan.array_fields().items() if "L" in field.axes and not field.optional}
 _PARTS |= dict.fromkeys(_COST, np.dtype(np.float64))
 
 
 def _form(dtypes: Mapping[str, Any], **sizes: int) -> _Form:
-    """What a rank with so many layers sends; nothing without layers."""
+    """Returns the form of the arrays that a rank with a given number of layers sends. Empty without layers."""
     axes = {name: name.rpartition("_")[2] for name in dtypes}
     return {name: (np.dtype(dtypes[name]), tuple(sizes[axis] for axis in axes[name])) for name in dtypes if sizes["L"]}
 
 
 def _arrays_of(plan: Plan) -> dict[str, Array]:
-    """The arrays of one rank's layers, by the names of `_PARTS`."""
+    """Returns the arrays of one rank's layers, by the names of `_PARTS`."""
     arrays = {name: getattr(plan, name) for name in _PARTS if name not in _COST}
     return arrays | dict(zip(_COST, plan.cost_ML.parts().values(), strict=True))
 
@@ -162,24 +163,24 @@ def _arrays_of(plan: Plan) -> dict[str, Array]:
 def _gathered(
     group: Group, fault: str, text: str, part: dict[str, Array], form_G: Sequence[_Form]
 ) -> list[tuple[str, dict[str, Array]]]:
-    """Text and arrays of the ranks that had layers, or one error on all ranks."""
+    """Returns text and arrays of the ranks that had layers, or raises the same error on all ranks."""
     answers = group.gather((fault, text, part))
     _require_none([other for other, _, _ in answers], "plan its layers")
     for g, ((_, _, made), form) in enumerate(zip(answers, form_G, strict=True)):
         if {name: (x.dtype, x.shape) for name, x in made.items()} != form:
-            raise TransferError(f"rank {g} sent other arrays than those of its layers; run the same foremoe on all ranks.", (g,))
+            raise TransferError(f"rank {g} sent arrays that do not match its layers; run the same foremoe on all ranks.", (g,))
     return [(theirs, made) for _, theirs, made in answers if made]
 
 
 def _require_none(fault_G: Sequence[str], verb: str) -> None:
-    """Raises the first fault, on all ranks alike."""
+    """Raises the first fault on all ranks."""
     for g, fault in enumerate(fault_G):
         if fault:
             raise InputError(f"rank {g} could not {verb} ({fault}); fix the cause, or run this stage without a plan.")
 
 
 def _linked(group: Group, plan_limit_s: float | None, path: PathSolver, plan: Plan, problem: Problem) -> Plan:
-    """The plan with its links, which every rank chooses for itself, or one error on all ranks."""
+    """Returns the plan with links, which every rank chooses separately, or raises the same error on all ranks."""
     fault, found = "", plan
     try:
         found = _within(plan_limit_s, lambda _: linked(plan, path, problem))
@@ -190,7 +191,7 @@ def _linked(group: Group, plan_limit_s: float | None, path: PathSolver, plan: Pl
 
 
 def _workload(group: Group, task: PlanningTask, load_MLE: Array, tokens_M: Array, device: torch.device | None) -> Workload | None:
-    """The counts of all sources for the layers of this rank; None if it has none. Collective."""
+    """Returns the counts of all sources for the layers of this rank, or None if it has no layers. Collective."""
     shape = load_MLE.shape
     answers = group.gather((shape, np.asarray(tokens_M, np.int64)))
     if any(other != shape for other, _ in answers):
@@ -209,7 +210,7 @@ def _workload(group: Group, task: PlanningTask, load_MLE: Array, tokens_M: Array
 
 
 def _by_owner(group: Group, load_MLE: Array, layers_G: list[Array], device: torch.device | None) -> Array:
-    """int32 [M, L of this rank, G, E]: the counts of all sources for the layers that this rank plans."""
+    """Returns the counts of all sources for the layers that this rank plans, int32 [M, L of this rank, G, E]."""
     M, _, E = load_MLE.shape
     load_LME = load_MLE.transpose(1, 0, 2)[np.concatenate(layers_G)]
     sent = torch.from_numpy(np.ascontiguousarray(load_LME, np.int32).reshape(-1, M * E)).to(device)
@@ -221,10 +222,10 @@ def _by_owner(group: Group, load_MLE: Array, layers_G: list[Array], device: torc
 
 
 def _plan_layers(planner: Planner, problem: Problem, num_threads: int | None, cancel: Event) -> tuple[Plan, Array]:
-    """The plan of one rank's layers, and the split of every source in them, [G, L, M, P]."""
-    # `homes_together` runs the home level, over all stages; these layers alone could be decided otherwise.
+    """Plans one rank's layers. Returns the plan and the split of every source, [G, L, M, P]."""
+    # `homes_together` runs the home level over all stages. Planning only these layers could lead to other homes.
     plan, summary = dataclasses.replace(planner, home=Keep()).plan(problem, num_threads=num_threads, cancel=cancel)
-    if not cancel.is_set():  # else nobody waits for it any more, and the cause is told
+    if not cancel.is_set():  # otherwise the caller no longer waits, and the cause is already known
         summary.log_warnings()
     plan.check(problem)
     assert problem.load_NGE is not None
@@ -235,7 +236,7 @@ def _plan_layers(planner: Planner, problem: Problem, num_threads: int | None, ca
 
 
 def _within(plan_limit_s: float | None, plan: Callable[[Event], T]) -> T:
-    """Calls `plan` and returns its result; raises `TimeoutError` after `plan_limit_s`, not counting compilation."""
+    """Calls `plan` and returns its result. Raises `TimeoutError` after `plan_limit_s` seconds, without compilation time."""
     cancel = Event()
     if plan_limit_s is None:
         return plan(cancel)
@@ -245,7 +246,7 @@ def _within(plan_limit_s: float | None, plan: Callable[[Event], T]) -> T:
             return plan(cancel)
         except Exception:
             raise
-        except BaseException as error:  # a solver that ends its thread does not end the program
+        except BaseException as error:  # a solver that exits its thread must not exit the program
             raise RuntimeError(f"the planner raised {type(error).__name__}: {error}") from error
 
     until = time.perf_counter() - compile_seconds()[0] + plan_limit_s
@@ -257,16 +258,16 @@ def _within(plan_limit_s: float | None, plan: Callable[[Event], T]) -> T:
                 raise TimeoutError(f"planning took longer than {plan_limit_s:g} s")
             wait([made], max(left_s, 0.1))
     finally:
-        cancel.set()  # nobody waits for it any more
+        cancel.set()  # the result is no longer needed
     return made.result()
 
 
 def _merged(
     parts: Sequence[dict[str, Array]], layers_G: list[Array], task: PlanningTask, planner: Planner, text: str
 ) -> tuple[Plan, Problem]:
-    """One plan of all layers, with its transfers on default links, and what the path level may see: its problem without sources.
+    """Returns one plan of all layers, with transfers on default links, and its problem without sources, for the path level.
 
-    `text` is the planner that ran, as one rank's plan says.
+    `text` is the description of the planner that ran, from one rank's plan.
     """
     order = np.argsort(np.concatenate(layers_G))
 
@@ -286,7 +287,7 @@ def _merged(
 
 
 def _to_sources(group: Group, split_GLMP: Array, layers_G: list[Array], num_slots: int, device: torch.device | None) -> Array:
-    """int32 [M, L, P]: what every layer's planner gives to this source."""
+    """Returns the split of this source from the ranks that planned each layer, int32 [M, L, P]."""
     G, num_mine, M, _ = split_GLMP.shape
     order = np.argsort(np.concatenate(layers_G))
     sent = torch.from_numpy(np.ascontiguousarray(split_GLMP).reshape(G * num_mine, M * num_slots))

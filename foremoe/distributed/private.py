@@ -14,7 +14,7 @@ from foremoe.distributed.group import Group, ThreadGroup, TorchGroup
 def private_group(group: Group, device: torch.device) -> tuple[Group, torch.device]:
     """Returns a group of the same ranks for another thread, and the device of tensors in its exchanges. Collective.
 
-    Between processes, exchanges use NCCL if `device` is a GPU and the group has NCCL, otherwise gloo.
+    Between processes, exchanges use NCCL if `device` is a GPU and the group has NCCL, and otherwise gloo.
 
     Raises:
         InputError: The group is neither a `TorchGroup` nor a `ThreadGroup`.
@@ -27,11 +27,11 @@ def private_group(group: Group, device: torch.device) -> tuple[Group, torch.devi
     if isinstance(group, ThreadGroup):
         groups: list[list[ThreadGroup]] = group.gather(ThreadGroup.of(group.size, timeout_s=group.timeout_s))
         return groups[0][group.rank], host
-    raise InputError(f"a {type(group).__name__} has no second group for another thread; take a TorchGroup or a ThreadGroup.")
+    raise InputError(f"a {type(group).__name__} has no second group for another thread; use a TorchGroup or a ThreadGroup.")
 
 
 def private_nccl(group: TorchGroup) -> Any:
-    """Makes a new NCCL process group of the same ranks. Collective."""
+    """Creates a new NCCL process group of the same ranks. Collective."""
     from torch.distributed import ProcessGroupNCCL
 
     options = ProcessGroupNCCL.Options()
@@ -40,7 +40,7 @@ def private_nccl(group: TorchGroup) -> Any:
 
 
 class _PrivateGroup(TorchGroup):
-    """Gloo of its own for control, and for exchanges too unless they are `on_gpu`."""
+    """Group with its own gloo group for control messages, and for exchanges unless they are `on_gpu`."""
 
     def __init__(self, parent: TorchGroup, on_gpu: bool) -> None:
         self.rank, self.size, self.timeout_s = parent.rank, parent.size, parent.timeout_s
@@ -53,7 +53,7 @@ class _PrivateGroup(TorchGroup):
         if self._link is self._control:
             self._answered(exchange, "exchange tensors")
         else:
-            exchange().wait()  # the current stream's wait, not the host's
+            exchange().wait()  # makes the current stream wait, not the host
 
     def close(self) -> None:
         if self._link is not self._control:

@@ -1,4 +1,4 @@
-"""Roll: the state of a group's ranks in the store that links them: which have arrived, failed, or are alive."""
+"""`Roll`: records in the store that links a group's ranks which ranks have arrived, failed, or are alive."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from foremoe.distributed.store import ANSWER_S, StoreClient, StoreLost, torch_re
 
 T = TypeVar("T")
 
-_LOOK_S = 1.0  # between two looks for reports
-_ALIVE_S = 2.0  # a rank that is alive also waits, and looks up sooner
+_LOOK_S = 1.0  # seconds between checks for reports
+_ALIVE_S = 2.0  # within this time, every rank that is alive also waits and checks for reports
 
 
 class Roll:
-    """The roll of one group on one rank. Only `meet` and `connect` are collective.
+    """Roll of one group on one rank. Only `meet` and `connect` are collective.
 
     Args:
         client: Client of the store.
         name: Unique name of this group.
         rank: This rank.
-        ranks: Ranks of the group, by their numbers among all ranks.
+        ranks: Global ranks of the group's members.
     """
 
     def __init__(self, client: StoreClient, name: str, rank: int, ranks: Sequence[int]) -> None:
@@ -38,13 +38,13 @@ class Roll:
         self._num_parts = 0
 
     def ask(self, question: Callable[[Any], T], patience_s: float = ANSWER_S) -> T:
-        """Asks this group's part of the store; see `StoreClient.ask`."""
+        """Queries this group's part of the store. See `StoreClient.ask`."""
         return self.client.ask(lambda store: question(PrefixStore(self.name, store)), patience_s)
 
     def meet(self, timeout_s: float) -> Roll:
-        """Makes a roll of the same ranks in a new part of the store, once all have arrived; all must call it in the same order.
+        """Creates a roll of the same ranks in a new part of the store after all ranks have arrived. Collective.
 
-        A communicator made there need not wait for a rank that will not arrive.
+        A communicator that uses the new part never waits for a rank that will not arrive.
 
         Raises:
             TransferError: A rank did not arrive within `timeout_s` or reported a failure, or the store is lost. The error names
@@ -63,9 +63,9 @@ class Roll:
             raise self.without_store("set up their group", lost) from lost
 
     def connect(self, make: Callable[[PrefixStore], T], timeout_s: float) -> T:
-        """Makes a communicator that finds its peers in a new part of the store, once all have arrived.
+        """Creates a communicator that finds its peers in a new part of the store, after all ranks have arrived.
 
-        Torch's own waits for the store have no limit, so it runs in a thread.
+        torch's own waits for the store have no timeout, so `make` runs in a thread.
         """
         part, begin = self.meet(timeout_s), time.monotonic()
         made: Future[T] = call_in_thread(lambda: make(part.store()), "connect")
@@ -76,17 +76,17 @@ class Roll:
                 raise self.blame("connect", time.monotonic() - begin, TimeoutError("the set-up does not end"))
         try:
             communicator = made.result()
-        except RuntimeError as error:  # a rank that came has died since
+        except RuntimeError as error:  # a rank that arrived has died since
             waited_s = time.monotonic() - begin
             failure = self.blame("connect", waited_s if waited_s >= timeout_s or timed_out(error) else None, error)
-            self.report(str(failure))  # those that are linked wait for this rank below
+            self.report(str(failure))  # connected ranks wait for this one below
             raise failure from error
-        # A rank that is linked may close at once, and gloo would call that a broken connection on those that still link up.
+        # A connected rank may close at once, which gloo would report as a broken connection on ranks that are still connecting.
         self.meet(timeout_s)
         return communicator
 
     def store(self) -> PrefixStore:
-        """The group's part of the store, for making a communicator; torch's waits for it have no limit."""
+        """Returns the group's part of the store, for creating a communicator. torch's waits for it have no timeout."""
         return PrefixStore(self.name, self.client.store)
 
     def come(self) -> None:
@@ -94,12 +94,12 @@ class Roll:
         self.ask(lambda store: store.set(f"here/{self.rank}", ""))
 
     def all_came(self, left_s: float = ANSWER_S) -> bool:
-        """True once all ranks have arrived."""
+        """Returns whether all ranks have arrived."""
         here_G = [f"here/{g}" for g in range(self.size)]
         return bool(self.ask(lambda store: store.check(here_G), max(left_s, ANSWER_S)))
 
     def missing(self) -> list[int]:
-        """Ranks that have not arrived; if there are none, those that arrived and left."""
+        """Returns the ranks that have not arrived or, if there are none, those that arrived and left."""
 
         def read(store: Any) -> list[int]:
             absent = [g for g in range(self.size) if not store.check([f"here/{g}"])]
@@ -108,18 +108,18 @@ class Roll:
         return self.ask(read)
 
     def leave(self) -> None:
-        """Announces that this rank stops waiting: no other may continue with it, or blame it for ranks that did not arrive."""
+        """Announces that this rank stops waiting. Others must not continue with it, or blame it for ranks that did not arrive."""
         self.ask(lambda store: store.set(f"left/{self.rank}", ""))
         self.ask(lambda store: store.delete_key(f"here/{self.rank}"))
 
     def late(self, ranks: Sequence[int], timeout_s: float) -> TransferError:
-        """Returns and reports the error for ranks that have not arrived in time; others arrived later and would wait as long."""
+        """Returns and reports the error for late ranks. Without the report, ranks that arrive later would wait as long."""
         error = silent(ranks, "come to set up the group", timeout_s)
         self.report(str(error))
         return error
 
     def report(self, message: str) -> None:
-        """Reports that this rank ends the step; never raises."""
+        """Reports that this rank ends the step. Never raises."""
 
         def leave(store: Any) -> None:
             store.set(f"report/{self.rank}", message)
@@ -127,14 +127,14 @@ class Roll:
 
         try:
             self.ask(leave)
-        except StoreLost:  # nobody can read it
+        except StoreLost:  # no rank could read the report
             return
 
     def reported(self) -> bool:
-        """True if a rank has reported, and the store answers at once."""
+        """Returns whether a rank has reported a failure. Returns False if the store does not answer at once."""
         try:
             return self.ask(lambda store: bool(store.check(["reported"])), _LOOK_S / 2)
-        except StoreLost:  # what waits will end at its own limit
+        except StoreLost:  # waits will end at their own timeouts
             return False
 
     def reports(self) -> dict[int, str]:
@@ -150,14 +150,14 @@ class Roll:
         return self.ask(read)
 
     def end_if_reported(self) -> None:
-        """Raises an error with the reports of ranks, if there are any."""
+        """Raises an error with the reports of ranks if there are any."""
         if self.reported() and (reports := self.reports()):
             raise ended_by(reports)
 
     def blame(self, verb: str, waited_s: float | None, error: Exception) -> TransferError:
-        """Returns the error of a failed exchange, from the reports of other ranks, or from the ranks missing after two seconds.
+        """Returns the error of a failed exchange, from other ranks' reports or from the ranks that are missing after two seconds.
 
-        `waited_s` is None if the exchange ended before its limit.
+        `waited_s` is None if the exchange ended before its timeout.
         """
         mute = set(range(self.size)) - {self.rank}
         reported: dict[int, str] = {}
@@ -185,10 +185,10 @@ class Roll:
 
 
 def meet_afresh(client: StoreClient, rank: int, ranks: Sequence[int], timeout_s: float) -> Roll:
-    """Returns the roll of a new group, under a unique name, once all its ranks have arrived. Collective.
+    """Returns the roll of a new group, under a unique name, after all its ranks have arrived. Collective.
 
-    The first rank chooses the name. It does not depend on the state of a process: a rank may have been replaced, or have missed
-    or given up an earlier group that the others made.
+    The first rank chooses the name. It does not depend on the state of a process, because a rank may have been replaced, or may
+    have missed or abandoned an earlier group.
 
     Raises:
         TransferError: As in `Roll.meet`.
@@ -205,7 +205,7 @@ def meet_afresh(client: StoreClient, rank: int, ranks: Sequence[int], timeout_s:
 
 
 def _lead(roll: Roll, board: str, timeout_s: float) -> None:
-    """Puts the name up until all have come."""
+    """Publishes the name until all ranks have arrived."""
     roll.come()
     roll.client.ask(lambda store: store.set(f"{board}/name", roll.name))
     try:
@@ -216,13 +216,13 @@ def _lead(roll: Roll, board: str, timeout_s: float) -> None:
             roll.end_if_reported()
         missing = roll.missing()
     finally:
-        # Not deleted: who is about to read it must not wait for it to come back.
+        # The name is not deleted, because a rank that is about to read it would have to wait for the next one.
         roll.client.ask(lambda store: store.set(f"{board}/name", ""))
     raise roll.late(missing, timeout_s)
 
 
 def _follow(roll: Roll, board: str, timeout_s: float) -> Roll:
-    """Comes for the name that is up, and for another one if that takes its place."""
+    """Joins under the published name, and under another one that replaces it."""
 
     def read(store: Any) -> str:
         return store.get(f"{board}/name").decode() if store.check([f"{board}/name"]) else ""
@@ -230,7 +230,7 @@ def _follow(roll: Roll, board: str, timeout_s: float) -> Roll:
     joined = None
     for left_s in _pauses(timeout_s):
         name = roll.client.ask(read, max(left_s, ANSWER_S))
-        # In this order: a name goes up only after the group of the one before is complete, or given up.
+        # Checked in this order, because a name is published only after the previous group is complete or abandoned.
         if joined is not None:
             if joined.ask(lambda store: store.check(["complete"]), max(left_s, ANSWER_S)):
                 return joined
@@ -246,7 +246,7 @@ def _follow(roll: Roll, board: str, timeout_s: float) -> Roll:
 
 
 def _pauses(timeout_s: float) -> Iterator[float]:
-    """Seconds that are left, again and again with a pause between, the last time when none are."""
+    """Yields the remaining seconds repeatedly, with pauses between, and finally when no time is left."""
     until, pause_s = time.monotonic() + timeout_s, 0.001
     while (left_s := until - time.monotonic()) > 0:
         yield left_s
@@ -263,7 +263,7 @@ def ended_by(reports: dict[int, str]) -> TransferError:
 
 
 def silent(ranks: Sequence[int], verb: str, waited_s: float | None, why: str = "") -> TransferError:
-    """Returns the error for ranks that waited for these, if known; None: a connection broke before the limit."""
+    """Returns the error for missing ranks, which may be unknown. `waited_s` is None if a connection broke before the timeout."""
     who = f"rank {', '.join(map(str, ranks))}" if ranks else "a rank"
     lack = f"broke off and did not {verb}" if waited_s is None else f"did not {verb} within {waited_s:.1f} s"
     lack += f" ({why})" if why else ""
@@ -271,5 +271,5 @@ def silent(ranks: Sequence[int], verb: str, waited_s: float | None, why: str = "
 
 
 def timed_out(error: Exception) -> bool:
-    """True if torch reports a timeout; it counts whole milliseconds, and may end a few before its limit."""
+    """Returns whether torch reports a timeout. torch counts whole milliseconds, so it may end a few of them early."""
     return re.search("tim(ed |e)out", str(error), re.IGNORECASE) is not None

@@ -1,6 +1,6 @@
-"""StoreClient: the store that links the ranks, used on a separate connection and thread, so that every answer has a time limit.
+"""`StoreClient`: client of the store that links the ranks, with its own connection and thread, so that every query has a timeout.
 
-Torch's own clients wait forever for a host that is stopped, or whose connection was dropped rather than closed.
+torch's own clients wait forever for a host that is stopped, or whose connection was dropped rather than closed.
 """
 
 from __future__ import annotations
@@ -20,37 +20,37 @@ from foremoe.base.errors import first_line
 
 T = TypeVar("T")
 
-ANSWER_S = 4.0  # a store that answers at all does so within milliseconds
+ANSWER_S = 4.0  # timeout of a query; a working store answers within milliseconds
 
 
 class StoreLost(Exception):
-    """The store does not answer, or is gone; the message says which, to follow its host's name."""
+    """The store does not answer or is gone. The message is a predicate that follows the name of its host."""
 
 
 class StoreClient:
-    """A client made by `client_of`, one per store in a process. Its thread ends with the last reference to it.
+    """Client of a store. `client_of` creates one per store and process. Its thread ends with the last reference to it.
 
     Attributes:
-        store: Torch's own connection, for making communicators.
+        store: torch's own connection, for creating communicators.
     """
 
     def __init__(self, store: Any) -> None:
         self.store = store
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
-        self._began: list[float] = []  # when the thread began the call that it has in hand
+        self._began: list[float] = []  # time when the thread began its current call
         self._thread = threading.Thread(target=_serve, args=(store, self._calls, self._began), name="store", daemon=True)
         self._thread.start()
-        # At exit too: a thread that comes back from torch while the interpreter ends would abort the process.
+        # Also at exit, because a thread that returns from torch while the interpreter ends would abort the process.
         weakref.finalize(self, _end, self._calls, self._thread)
 
     def ask(self, question: Callable[[Any], T], patience_s: float = ANSWER_S) -> T:
-        """Calls `question` with the store in the thread and returns its result; the question must not wait for another rank.
+        """Calls `question` with the store in the thread and returns its result. `question` must not wait for another rank.
 
         Args:
-            patience_s: Seconds within which the store must answer this or an earlier question.
+            patience_s: Time in seconds within which the store must answer this or an earlier call.
 
         Raises:
-            StoreLost: It did not, or the connection broke.
+            StoreLost: The store did not answer in time, or the connection broke.
         """
         answer: Future[T] = Future()
         self._calls.put((question, answer))
@@ -63,11 +63,11 @@ class StoreClient:
             wait([answer], min(patience_s - busy_s, 1.0))
         try:
             return answer.result()
-        except RuntimeError as error:  # of torch
+        except RuntimeError as error:  # raised by torch
             raise StoreLost(f"is gone ({torch_reason(error)})") from error
 
     def host(self) -> tuple[int | None, str]:
-        """Describes the host of the store, with its rank if that is known."""
+        """Returns the rank of the store's host, if it is known, and a description of the host."""
         store = self.store
         while hasattr(store, "underlying_store"):
             store = store.underlying_store
@@ -78,7 +78,7 @@ class StoreClient:
             return None, f"the {place}"
         if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
             return None, f"the launcher's {place}"
-        return 0, "which hosts the store that links the ranks,"  # as torch's env:// has it
+        return 0, "which hosts the store that links the ranks,"  # as with torch's env://
 
 
 _Call = tuple[Callable[[Any], Any], Future[Any]]
@@ -91,7 +91,7 @@ def client_of(store: Any) -> StoreClient:
     with _lock:
         client = _clients.get(id(store))
         if client is None:
-            client = _clients[id(store)] = StoreClient(store)  # it holds the store, whose id so stays its own
+            client = _clients[id(store)] = StoreClient(store)  # the client holds the store, so its id is not reused
         return client
 
 
@@ -103,12 +103,12 @@ def _serve(store: Any, calls: SimpleQueue[_Call | None], began: list[float]) -> 
             began.append(time.monotonic())
             try:
                 if own is None:
-                    own = store.clone() if hasattr(store, "clone") else store  # which older torch has not
+                    own = store.clone() if hasattr(store, "clone") else store  # older versions of torch have no clone()
                 answer.set_result(question(own))
             except BaseException as error:
                 answer.set_exception(error)
             began.clear()
-        del call, question, answer  # they may hold a group
+        del call, question, answer  # these may reference a group
 
 
 def _end(calls: SimpleQueue[_Call | None], thread: threading.Thread) -> None:

@@ -1,4 +1,4 @@
-"""Watcher: notices that a rank has ended the step, and ends waits of this process outside foremoe."""
+"""`Watcher`: detects that a rank has ended the step, and ends waits of this process outside foremoe."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from foremoe.distributed.store import StoreLost
 
 _logger = logging.getLogger(__name__)
 
-_LOOK_S = 1.0  # between two looks
-_GRACE_S = 2.0  # ranks that hear of it in a wait of foremoe's own keep their connections
-_OWN_TAG = 2**31 - 7  # no message has it: one of another size, waiting under the same tag, would end the process
+_LOOK_S = 1.0  # seconds between checks
+_GRACE_S = 2.0  # ranks that learn of it in one of foremoe's own waits keep their connections
+_OWN_TAG = 2**31 - 7  # not used otherwise, because a pending message of another size under this tag would end the process
 
 
 class Watcher:
     """Checks every second, in a separate thread, whether a rank of a group has reported a failure, and logs it.
 
-    A rank that is `inside` then, and still is two seconds later, may wait in a collective outside foremoe. Its connections are
-    then cut, so that the collective raises. The thread ends with the last reference to this object.
+    A rank that is `inside` a block then, and still is two seconds later, may be waiting in a collective outside foremoe. Its
+    connections are then closed, so that the collective raises. The thread ends with the last reference to this object.
 
     Args:
         roll: Roll of the group.
@@ -43,9 +43,9 @@ class Watcher:
 
     @contextlib.contextmanager
     def inside(self, process_group: dist.ProcessGroup) -> Iterator[None]:
-        """Block in which this rank may wait in collectives of a process group, or of any other except that of all ranks.
+        """Watches a block that may wait in collectives of a process group, or of any other group except that of all ranks.
 
-        An exception of torch after another rank's report becomes a `TransferError` that names the rank and its reason.
+        If torch raises after another rank's report, the exception becomes a `TransferError` with that rank and its reason.
         """
         self._inside.enter(process_group)
         try:
@@ -53,14 +53,14 @@ class Watcher:
         except RuntimeError as error:
             reports = {} if isinstance(error, TransferError) else heard_by(self._roll)
             if reports:
-                raise ended_by(reports) from error  # of a connection that broke, or was cut, torch says no more than that
+                raise ended_by(reports) from error  # torch only says that a connection broke
             raise
         finally:
             self._inside.leave()
 
 
 class _Inside:
-    """The process group in whose collectives this rank may wait, if any."""
+    """Process group in whose collectives this rank may be waiting, if any."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -71,11 +71,11 @@ class _Inside:
             self._group = group
 
     def leave(self) -> None:
-        with self._lock:  # what comes after is not cut
+        with self._lock:  # later blocks are not interrupted
             self._group = None
 
     def cut(self) -> bool:
-        """Ends what this rank waits for; True if there is nothing to end, or an end was made."""
+        """Ends this rank's wait. Returns True if the wait was ended or there was none."""
         with self._lock:
             if self._group is None:
                 return True
@@ -84,7 +84,7 @@ class _Inside:
 
 
 def heard_by(roll: Roll) -> dict[int, str]:
-    """Returns the reports of other ranks that the store answers at once."""
+    """Returns the reports of other ranks, or none if the store does not answer at once."""
     try:
         reports = roll.reports() if roll.reported() else {}
     except StoreLost:
@@ -105,14 +105,14 @@ def _watch(roll: Roll, stop: threading.Event, inside: _Inside) -> None:
             cut_at = time.monotonic() + _GRACE_S
         if cut_at is not None and time.monotonic() >= cut_at:
             if not inside.cut():
-                _logger.error("what this rank waits for cannot be ended; end the job.")
+                _logger.error("the wait of this rank cannot be ended; end the job.")
             return
 
 
 def _with_others(group: dist.ProcessGroup) -> list[Any]:
-    """`group`, and torch's other process groups of this rank: it may wait there for a rank that itself waits for the failed one.
+    """Returns `group` and torch's other process groups of this rank, where it may wait for a rank that waits for the failed one.
 
-    Not the group of all ranks, in which the program can still agree on what to do.
+    The group of all ranks is excluded, so that the program can still use it to agree on what to do.
     """
     others = list(dist.distributed_c10d._world.pg_map)  # torch has no public list of them
     whole = dist.distributed_c10d._get_default_group()
@@ -120,10 +120,10 @@ def _with_others(group: dist.ProcessGroup) -> list[Any]:
 
 
 def end_waits(group: Any) -> bool:
-    """Ends the waits of this process in a process group, which then is unusable; False if its backend cannot do this."""
+    """Ends the waits of this process in a process group, which becomes unusable. Returns False if the backend cannot do this."""
     ended = False
     for device in ("cpu", "cuda"):
-        with contextlib.suppress(RuntimeError):  # a device without a backend, or a backend that cannot
+        with contextlib.suppress(RuntimeError):  # the device has no backend, or the backend cannot do this
             backend = group._get_backend(torch.device(device))
             backend = getattr(backend, "wrapped_pg", backend)
             if isinstance(backend, ProcessGroupGloo):
@@ -137,7 +137,7 @@ def end_waits(group: Any) -> bool:
 def cut_gloo(link: Any) -> None:
     """Ends all operations in flight on a gloo group.
 
-    Gloo's `abort` does nothing, but gloo cuts all connections when it waits in vain for a single message.
+    gloo's `abort` does nothing, but gloo closes all connections when it waits in vain for a single message.
     """
     for g in range(link.size()):
         with contextlib.suppress(RuntimeError):

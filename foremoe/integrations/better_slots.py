@@ -1,4 +1,4 @@
-"""Logs once per job if another number of redundant slots, or other homes, would be better."""
+"""Advice, logged once per job, if another number of redundant slots or other homes would be better."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from foremoe.solvers.home.anneal import Anneal
 
 _logger = logging.getLogger(__name__)
 
-HOMES = Anneal(state_bytes=4.0)  # engines exchange weights as a stage begins, and float32 gradients as it ends
+HOMES = Anneal(state_bytes=4.0)  # engines exchange weights when a stage begins, and float32 gradients when it ends
 
 
 class SlotAdvice:
@@ -27,8 +27,8 @@ class SlotAdvice:
         self._said = False
 
     def say(self, problem: Problem | None) -> None:
-        """Takes a planned problem, or None; logs from a separate thread, so that no stage waits for it."""
-        # Who levels loads has not asked for seconds.
+        """Takes a planned problem, or None. Computes and logs advice in a separate thread, so that no stage waits for it."""
+        # With the objective "balance", time does not matter.
         if self._said or problem is None or problem.stage != "update" or problem.cost.objective != "time":
             return
         self._said = True
@@ -39,7 +39,7 @@ def _say(problem: Problem) -> None:
     try:
         choice = choose_slots(problem, num_threads=1)
         slots, homes = better_slots(choice, problem), better_homes(choice)
-    except InputError:  # advice is no reason to end a job
+    except InputError:  # failing advice must not end a job
         return
     if slots or homes:
         level = logging.WARNING if choice.redundant > problem.R or homes else logging.INFO
@@ -47,7 +47,10 @@ def _say(problem: Problem) -> None:
 
 
 def better_slots(choice: SlotChoice, problem: Problem) -> str:
-    """Compares the chosen number of slots with the current one in a sentence; empty if they are equal, or it was not tried."""
+    """Returns a sentence that compares the best number of slots with the current one, or an empty string.
+
+    The string is empty if both are equal, or if the current number was not tried.
+    """
     tried = {option.redundant: option for option in choice.options}
     best, now = tried[choice.redundant], tried.get(problem.R)
     if now is None or best is now:
@@ -60,7 +63,7 @@ def better_slots(choice: SlotChoice, problem: Problem) -> str:
 
 
 def better_homes(choice: SlotChoice) -> str:
-    """Homes that would shorten the stage beside the chosen slots, their exchange included; empty where they gain under 1 %."""
+    """Returns a sentence about homes that would shorten the stage, including their exchange, or an empty string if under 1 %."""
     problem, trainer = choice.problem, Trainer()
     home_LE = Planner(home=HOMES).homes(problem, num_threads=1)
     now_s = next(option.stage_s for option in choice.options if option.redundant == choice.redundant)

@@ -1,4 +1,4 @@
-"""Compiles kernels before the first stage: one rank per host, then the others from its cache."""
+"""Compilation of kernels before the first stage, by one rank per host, from whose cache the others load."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from foremoe.warm import warm_up
 
 _logger = logging.getLogger(__name__)
 
-_ready = False  # in this process
+_ready = False  # whether this process has compiled the kernels
 
 
 def compile_in_turn(process_group: Any, *, group_timeout_s: float = 300.0, compile_limit_s: float = 1800.0) -> float:
-    """Compiles the kernels of planning if necessary; collective over the ranks of the group.
+    """Compiles the kernels of planning if necessary. Collective over the ranks of the group.
 
     Args:
         process_group: Ranks that plan together.
@@ -27,7 +27,7 @@ def compile_in_turn(process_group: Any, *, group_timeout_s: float = 300.0, compi
         compile_limit_s: Seconds to wait for ranks that compile.
 
     Returns:
-        Seconds that this rank compiled and waited; 0 if all ranks were ready.
+        Seconds that this rank compiled and waited, or 0 if all ranks were ready.
     """
     global _ready
     begin_s = time.perf_counter()
@@ -43,7 +43,7 @@ def compile_in_turn(process_group: Any, *, group_timeout_s: float = 300.0, compi
                 try:
                     warm_up()
                     warm_routes()
-                except Exception as error:  # planning fails in the same way, and its stage then runs at home
+                except Exception as error:  # planning will fail in the same way, and its stage will run at home
                     _logger.warning("rank %d could not compile ahead of time: %s", group.rank, reason(error))
             group.barrier()
     _ready = True

@@ -2,7 +2,7 @@
 
     python -m foremoe.integrations.nemo_rl examples/run_grpo.py --config ... +policy.foremoe.redundant=1
 
-Needs ``policy.router_replay.enabled=true``. Log-probabilities and updates follow plans.
+Requires ``policy.router_replay.enabled=true``. The log-prob and update passes follow plans.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ OURS = "foremoe.integrations.nemo_rl_worker.MegatronPolicyWorker"
 
 
 def register() -> None:
-    """Selects foremoe's Megatron worker if the config has ``policy.foremoe``; call it in the driver before the policy exists."""
+    """Selects foremoe's Megatron worker if the config has ``policy.foremoe``. Call it in the driver before the policy exists."""
     from nemo_rl.distributed.ray_actor_environment_registry import ACTOR_ENVIRONMENT_REGISTRY
     from nemo_rl.models.policy import lm_policy
 
@@ -47,14 +47,14 @@ def settings_of(config: Any) -> Settings:
     """Reads the settings in NeMo-RL's ``policy``, before there is a worker or a model.
 
     Raises:
-        InputError: A setting is invalid, or foremoe cannot run with one of NeMo-RL's.
+        InputError: A setting is invalid, or foremoe cannot run with one of NeMo-RL's settings.
     """
     settings, megatron = Settings.of(config["foremoe"]), config.get("megatron_cfg") or {}
     options = {**megatron, **(megatron.get("model_overrides") or {})}
     fp8 = megatron.get("fp8_cfg") or {}
     if fp8.get("enabled"):
         options["fp8"] = fp8.get("fp8")
-    options.setdefault("moe_token_dispatcher_type", "alltoall")  # else the model's own, of which attaching hears
+    options.setdefault("moe_token_dispatcher_type", "alltoall")  # otherwise the model's own, which is checked when attaching
     refusal = refusal_of(options.get, Parallel.of(options.get))
     if refusal is None and (megatron.get("peft") or {}).get("enabled"):
         reason = "replicas of experts with adapters are not supported; train whole experts"
@@ -65,20 +65,20 @@ def settings_of(config: Any) -> Settings:
 
 
 def override(name: str, value: Any) -> str:
-    """Writes Megatron's option `name` with `value` as in a command of NeMo-RL."""
+    """Returns Megatron's option `name` with `value` in the form of NeMo-RL's command."""
     return hydra("++policy.megatron_cfg.")(*(("fp8_cfg.enabled", False) if name == "fp8" else (name, value)))
 
 
 def install(config: Any) -> Callable[[Any], Any]:
-    """Makes the Megatron worker of this process follow plans; takes NeMo-RL's ``policy``.
+    """Makes the Megatron worker of this process follow plans. `config` is NeMo-RL's ``policy``.
 
     Returns:
-        A function that the worker calls with its model once that is built.
+        A function that the worker calls with its model after it is built.
     """
     settings = settings_of(config)
     if not (config.get("router_replay") or {}).get("enabled"):
         warn_once(
-            _logger, "policy.foremoe does nothing, for no routing is known before a pass; set policy.router_replay.enabled=true."
+            _logger, "policy.foremoe has no effect: routing is not known before a pass; set policy.router_replay.enabled=true."
         )
         return lambda model: None
     from nemo_rl.models.megatron import train
@@ -89,12 +89,12 @@ def install(config: Any) -> Callable[[Any], Any]:
 
 
 def routing_of(call: dict[str, Any]) -> list[Array] | None:
-    """Returns the routing that NeMo-RL will replay in a call, laid out by its own code.
+    """Returns the routing that NeMo-RL will replay in a call, in the order of NeMo-RL's own code.
 
-    All micro-batches are formed for it, although NeMo-RL forms one at a time.
+    This forms all micro-batches at once, although NeMo-RL forms one at a time.
 
     Returns:
-        int16 [T, L, K] per micro-batch, -1 where rollout has no route; None for passes without replay.
+        Experts int16 [T, L, K] per micro-batch, with -1 for tokens whose routing is unknown, or None for passes without replay.
     """
     if not call["forward_step_func"].keywords["use_router_replay"]:
         return None
@@ -109,7 +109,7 @@ def routing_of(call: dict[str, Any]) -> list[Array] | None:
     for batch in batches:
         pairs = build_router_replay_assignments(model, batch.routed_experts_cp_sharded)
         routing.append(on_host([topk_TK for replay, topk_TK in pairs if id(replay) not in apart]))
-    call["data_iterator"] = (batches.pop(0) for _ in range(len(batches)))  # each is freed when it has run
+    call["data_iterator"] = (batches.pop(0) for _ in range(len(batches)))  # each is freed after it has run
     return routing
 
 

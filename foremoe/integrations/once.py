@@ -1,4 +1,4 @@
-"""Logs warnings about settings without effect once per process, even if it makes several engines."""
+"""Warnings about settings without effect, logged once per process even if it creates several engines."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ import logging
 
 @functools.cache
 def warn_once(logger: logging.Logger, message: str) -> None:
-    """Logs a warning the first time that this process has the message."""
+    """Logs a warning, unless this process has logged the same message before."""
     logger.warning(message)

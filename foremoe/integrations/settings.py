@@ -1,4 +1,4 @@
-"""Settings of Megatron's `attach` and of the adapters of trainers, each declared and checked once."""
+"""Settings of Megatron's `attach` and of the trainers' adapters, each declared and checked in one place."""
 
 from __future__ import annotations
 
@@ -22,22 +22,23 @@ from foremoe.transfer.settings import EngineSettings, seconds
 
 @dataclass(frozen=True, kw_only=True)
 class AttachSettings(EngineSettings):
-    """Settings of `foremoe.integrations.megatron.attach`; each may be given as text, as in YAML or on a command line.
+    """Settings of `foremoe.integrations.megatron.attach`. Each may be a string, as in YAML or on a command line.
 
     Attributes:
-        redundant: R, slots per rank for replicas. 0: stages run as without foremoe, and metrics show what 1 and 2 would gain.
-        planner: A `Planner`; or a strategy's name, a solver's text, or ``module:name``.
-        cost: A `CostModel`; or its objective: "time", or "balance" for even loads at any cost.
-        slot_depth: Buffers per slot, one ring for all layers; see `foremoe.Problem`.
-        replicas: "any", or "node": inside their home's node.
-        cluster: Cluster of the EP group, or the path of its TOML; None: the 8xh100 preset's figures with the ranks' real hosts.
-            Dispatch follows the model's dispatcher. Figures are uncalibrated unless the cluster says otherwise.
-        group_timeout_s: Seconds that a rank waits for another one in messages and while groups are made; must exceed the time
+        redundant: Redundant slots per rank, R. With 0, stages run as without foremoe, and metrics show the gain of 1 and 2 slots.
+        planner: Planner, given as a `Planner`, a strategy's name, a solver expression, or ``module:name``.
+        cost: Cost model, given as a `CostModel` or as its objective: "time", or "balance" for even loads at any cost.
+        slot_depth: Number of buffers per slot, in one ring for all layers. See `foremoe.Problem`.
+        replicas: "any" to allow replicas anywhere, or "node" to keep them inside their home's node.
+        cluster: Cluster of the EP group, or the path of its TOML file. Defaults to the figures of the 8xh100 preset, with the
+            ranks' real hosts as nodes. Dispatch follows the model's dispatcher. Figures are uncalibrated unless the cluster
+            states otherwise.
+        group_timeout_s: Timeout in seconds for another rank, in messages and while groups are created. It must exceed the time
             that one rank spends on a checkpoint.
-        spare: Unknown tokens that a rank may have in a known row; each takes a place at every expert. With more, the row
-            exchanges counts.
-        route_bytes: Host memory of a rank for routes of known rows; rows beyond it exchange counts.
-        plan_limit_s: Limit of a rank's planning time, above which all ranks fail; None: no limit.
+        spare: Maximum number of unknown tokens of a rank in a known row. Each takes a place at every expert. With more unknown
+            tokens, the row exchanges counts.
+        route_bytes: Limit of host memory per rank for routes of known rows in bytes. Rows beyond the limit exchange counts.
+        plan_limit_s: Limit of a rank's planning time in seconds, beyond which all ranks fail, or None for no limit.
     """
 
     redundant: int = 1
@@ -67,15 +68,15 @@ class AttachSettings(EngineSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(AttachSettings):
-    """Settings of the adapters of trainers: the keys under ``actor_rollout_ref.actor.megatron.foremoe`` in veRL.
+    """Settings of the trainers' adapters, which are the keys under ``actor_rollout_ref.actor.megatron.foremoe`` in veRL.
 
     Attributes:
-        plan_limit_s: Planning that takes longer is abandoned, and the stage runs at home.
-        compile_limit_s: Seconds to wait for ranks that compile before the first stage.
+        plan_limit_s: Limit of planning time in seconds. Longer planning is cancelled, and the stage runs at home.
+        compile_limit_s: Timeout in seconds for ranks that compile before the first stage.
         recompute: Whether the recompute stage follows a plan.
         update: Whether the update stage follows a plan.
-        packing: Whether to regroup micro-batches, to balance their experts; see `foremoe.integrations.verl.packing`.
-        dump: Folder for a workload (counts) of every stage, or None.
+        packing: Whether to regroup micro-batches to balance their experts. See `foremoe.integrations.verl.packing`.
+        dump: Folder to which the workload (counts) of every stage is written, or None.
     """
 
     plan_limit_s: float | None = 20.0
@@ -100,8 +101,8 @@ def _planner(value: Any, name: str) -> Planner:
     if not planner.keeps_homes:
         moves = ", ".join(type(solver).__name__ for solver in planner.rank if not solver.keeps_homes)
         raise InputError(
-            f"{name}={shown(value)} moves experts from their homes ({moves}), and no engine runs such plans; take another, such "
-            "as foremoe, and compare this one off line."
+            f"{name}={shown(value)} moves experts from their homes ({moves}), and no engine runs such plans; choose another one, "
+            "such as foremoe, and compare this one offline."
         )
     return planner
 
@@ -117,7 +118,7 @@ def _cost(value: Any, name: str) -> CostModel:
 def _cluster(value: Any, name: str) -> Cluster:
     if isinstance(value, str | os.PathLike):
         file, value = str(value), Cluster.from_toml(Path(value))
-        require_taken(value, file, f"{name}=Cluster.from_toml(...) takes it all the same.")
+        require_taken(value, file, f"{name}=Cluster.from_toml(...) accepts it anyway.")
     if not isinstance(value, Cluster):
         raise InputError(f"{name} must be a Cluster or the path of its TOML; got {shown(value)}.")
     return value

@@ -3,7 +3,8 @@
     --custom-megatron-init-path foremoe.integrations.slime.install
     --custom-config-path settings.yaml                                # foremoe: {redundant: 1}
 
-With ``--use-rollout-routing-replay`` log-probabilities and updates follow plans; with ``--use-routing-replay`` alone updates do.
+With ``--use-rollout-routing-replay``, the log-prob and update passes follow plans. With only ``--use-routing-replay``, only the
+update passes do.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ _logger = logging.getLogger(__name__)
 
 
 def install(args: Any) -> None:
-    """Makes the Megatron actor of this process follow plans; slime calls it with its arguments, before the model is built.
+    """Makes the Megatron actor of this process follow plans. slime calls it with its arguments before the model is built.
 
     Raises:
         InputError: A setting is invalid, or foremoe cannot run with one of the arguments.
     """
     settings = Settings.of(getattr(args, "foremoe", None))
     if not args.use_routing_replay:
-        warn_once(_logger, "foremoe does nothing, for no routing is known before a pass; add --use-rollout-routing-replay.")
+        warn_once(_logger, "foremoe has no effect: routing is not known before a pass; add --use-rollout-routing-replay.")
         return
     get = partial(getattr, args)
     refusal = refusal_of(get, Parallel.of(get))
@@ -50,23 +51,23 @@ def install(args: Any) -> None:
     model.setup_model_and_optimizer = build_and_attach
 
 
-# Options whose argument has another name.
+# Options whose command-line argument has another name.
 _ARGUMENTS = {"fp8": "--fp8-format", "fp4": "--fp4-format"}
 
 
 def argument(name: str, value: Any) -> str:
-    """Says how to change slime's command so that Megatron's option `name` is `value`."""
+    """Returns the part of slime's command that sets Megatron's option `name` to `value`."""
     shown = _ARGUMENTS.get(name, "--" + name.replace("_", "-"))
     if value is None or value is False:
-        return f"nothing of {shown}"
+        return f"no {shown}"
     return shown if isinstance(value, bool) else f"{shown} {value}"
 
 
 def routing_of(call: dict[str, Any]) -> list[Array] | None:
-    """Returns the routing that slime will replay in a call; slime has laid out all micro-batches before the first.
+    """Returns the routing that slime will replay in a call. slime prepares all micro-batches before the first one runs.
 
     Returns:
-        int16 [T, L, K] per micro-batch; None for passes that record, and for reference and teacher models.
+        Experts int16 [T, L, K] per micro-batch, or None for passes that record and for reference and teacher models.
     """
     stage = os.environ["ROUTING_REPLAY_STAGE"] if os.environ.get("ENABLE_ROUTING_REPLAY") == "1" else ""
     if stage not in ("replay_forward", "replay_backward"):
@@ -85,7 +86,7 @@ def routing_of(call: dict[str, Any]) -> list[Array] | None:
 
 
 class _Kept:
-    """In the place of a lazy entry that may be read once: what it gave, on the host."""
+    """Replacement of a lazy entry that can be read only once, with its content on the host."""
 
     def __init__(self, topk_TK: Any) -> None:
         self._topk_TK, self._device, self._dtype = topk_TK.to("cpu"), topk_TK.device, topk_TK.dtype
@@ -95,7 +96,7 @@ class _Kept:
 
 
 def _read(entries: list[Any], index: int, stage: str) -> Any:
-    """The routes of one layer and micro-batch; slime makes some of them when a router asks, and may free them then."""
+    """Returns the routes of one layer and micro-batch. slime creates some of them on request and may then free them."""
     if not hasattr(entries[index], "materialize_for_routing_replay"):
         return entries[index]
     if not isinstance(entries[index], _Kept):

@@ -1,6 +1,6 @@
-"""Finds unsupported options of Megatron-Core, in a job's settings when it starts, and in the model when attaching.
+"""Checks for unsupported options of Megatron-Core, in a job's settings when it starts, and in the model when attaching.
 
-Nothing here needs Megatron-Core, which a trainer's driver may not have.
+This module does not import Megatron-Core, because a trainer's driver may not have it.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from typing import Any, Self
 from foremoe.base.errors import InputError
 
 Get = Callable[[str, Any], Any]
-"""name of an option of `TransformerConfig`, value if there is none -> its value"""
+"""Function of the name of a `TransformerConfig` option and a default, which returns the option's value."""
 Write = Callable[[str, Any], str]
-"""name of an option, value -> how a trainer's command says so"""
+"""Function of an option's name and value, which returns it in the form of a trainer's command."""
 
-# What Megatron's virtual experts need or take care of: the engine is Megatron's then, and replicas are not computed by foremoe.
+# Options that Megatron's virtual experts need or handle. Megatron then is the engine, and foremoe does not compute replicas.
 _VIRTUAL = {
     "use_transformer_engine_op_fuser", "moe_expert_rank_capacity_factor", "moe_single_grouped_weight", "quant_recipe",
     "expert_gtp_weight_remat_size", "use_kitchen", "fp8", "fp4",
 }  # fmt: skip
-# Options that change what experts compute, or when, in a way that replicas do not; and what each must be.
+# Options that change the computation of experts or its time in a way that replicas do not follow, with their required values.
 _NOT_FOLLOWED = {
     "moe_paged_stash": False, "moe_single_grouped_weight": False, "quant_recipe": None,
     "use_transformer_engine_op_fuser": False, "overlap_dispatch_backward_with_experts_wgrad": False,
@@ -31,13 +31,13 @@ _NOT_FOLLOWED = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parallel:
-    """Sizes of a job's groups; 1 if not known.
+    """Sizes of a job's groups, or 1 if not known.
 
     Attributes:
-        tp: Tensor-parallel ranks.
-        etp: Tensor-parallel ranks of an expert.
-        pp: Pipeline ranks.
-        vpp: Model chunks of a pipeline rank.
+        tp: Number of tensor-parallel ranks.
+        etp: Number of tensor-parallel ranks of an expert.
+        pp: Number of pipeline ranks.
+        vpp: Number of model chunks per pipeline rank.
     """
 
     tp: int = 1
@@ -47,8 +47,8 @@ class Parallel:
 
     @classmethod
     def of(cls, get: Get) -> Self:
-        """Reads the sizes from Megatron's options like `initialize_model_parallel`: by default experts are split like the
-        rest.
+        """Reads the sizes from Megatron's options like `initialize_model_parallel`. By default, experts are split like the other
+        layers.
         """
         size = lambda name: get(name, None) or 1  # noqa: E731
         tp = size("tensor_model_parallel_size")
@@ -60,26 +60,26 @@ class Parallel:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The reason why foremoe cannot run, in Megatron's terms, and the options to set instead."""
+    """Reason why foremoe cannot run, in Megatron's terms, and the options to set instead."""
 
     reason: str
     options: Mapping[str, Any]
 
     def error(self, write: Write | None = None) -> InputError:
-        """Returns the error, in the form of the trainer's command if that is known."""
+        """Returns the error, with options in the form of the trainer's command if `write` is given."""
         told = "" if write is None else "; write " + ", ".join(write(name, value) for name, value in self.options.items())
         return InputError(f"foremoe cannot be attached to this model: {self.reason}{told}.")
 
 
 def refusal_of(get: Get, parallel: Parallel) -> Refusal | None:
-    """Returns a refusal for the first unsupported option; None if all are supported.
+    """Returns a refusal for the first unsupported option, or None if all are supported.
 
     Args:
-        get: Looks options up.
+        get: Function that looks options up.
     """
     if get("moe_virtual_expert_load_balance", False):
         whole, get = get, lambda name, default: default if name in _VIRTUAL else whole(name, default)
-    # Renamed in 0.18, where the old name stays as an alias that is always None.
+    # Renamed in 0.18, where the old name remains as an alias that is always None.
     graphs = "cuda_graph_scope" if get("cuda_graph_modules", graphs_absent := object()) is graphs_absent else "cuda_graph_modules"
     scopes = [getattr(scope, "name", str(scope)) for scope in get(graphs, None) or []]
     graphed = get("cuda_graph_impl", "none") not in (None, "none")
@@ -125,6 +125,6 @@ def refusal_of(get: Get, parallel: Parallel) -> Refusal | None:
 
 
 def hydra(prefix: str) -> Write:
-    """Writes an option under `prefix` as in a command of Hydra or OmegaConf."""
+    """Returns a function that formats an option under `prefix` as in a Hydra or OmegaConf command."""
     words = {None: "null", True: "true", False: "false"}
     return lambda name, value: f"{prefix}{name}={words.get(value, value) if value is None or isinstance(value, bool) else value}"

@@ -1,11 +1,11 @@
-"""Records the routing of Hugging Face models without a rollout engine, while they generate or score::
+"""Recording of the routing of Hugging Face models without a rollout engine, while they generate or score::
 
     with foremoe.integrations.transformers.record(model) as recorded:
         model.generate(**inputs, max_new_tokens=512)
     recorded.trace().save("rollout.npz")
 
-Hooks record what the routers return; transformers itself is not imported. Version 5.24 is tested; 5.0 has no such router
-for DeepSeek-V3.
+Hooks record the output of the routers, and transformers itself is not imported. Version 5.24 is tested. Version 5.0 has no such
+router for DeepSeek-V3.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ def record(model: Any) -> Iterator[Recording]:
     """Records the routing of every forward pass of `model` inside the block.
 
     Passes that continue a key-value cache, as in `generate`, belong to the batch whose first pass filled it. `attention_mask`
-    marks padding. A sequence that ends before the others of its batch is cut after its first end-of-sequence token. The token
-    that was sampled last has no routing, since no pass has read it.
+    marks padding. A sequence that ends before the others of its batch is cut after its first end-of-sequence token. The last
+    sampled token has no routing, because no pass has read it.
 
     Args:
         model: A causal language model whose MoE blocks have a router (`gate` or `router`) next to their `experts`, such as
             Qwen2-MoE, Qwen3-MoE, Qwen3-Next, Mixtral, DeepSeek-V2 and V3, GLM-4.5, gpt-oss and OLMoE.
 
     Raises:
-        InputError: There is no such router; or a pass has an attention mask of more than two axes, or a cache that another pass
-            filled.
+        InputError: The model has no such router, a pass has an attention mask of more than two axes, or its cache was filled
+            outside the block.
 
     Example:
         >>> with foremoe.integrations.transformers.record(model) as recorded:  # doctest: +SKIP
@@ -63,7 +63,7 @@ def record(model: Any) -> Iterator[Recording]:
 
 
 class Recording:
-    """The routing recorded by `record`."""
+    """Routing recorded by `record`."""
 
     def __init__(self, model: Any) -> None:
         found, within = dict[int, Any](), ""
@@ -76,7 +76,7 @@ class Recording:
         experts = {int(router.num_experts) for router in found.values()}
         if len(experts) != 1:
             kind = f"{type(model).__name__} has {len(found)} routers" + (f" of {sorted(experts)} experts" if experts else "")
-            raise InputError(f"{kind}, where one in each MoE layer is needed; give a MoE model of a newer transformers.")
+            raise InputError(f"{kind}, but one in each MoE layer is needed; give an MoE model of a newer transformers.")
         self._layers, self._num_experts = sorted(found), experts.pop()
         self._routers = [found[number] for number in self._layers]
         self._decoder = model.get_submodule(within)
@@ -85,17 +85,18 @@ class Recording:
         ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
         self._ends = [] if ends is None else list(np.atleast_1d(ends))
         self._batches: list[_Batch] = []
-        self._pass: dict[int, Any] | None = None  # chosen experts of the pass that runs, by router
+        self._pass: dict[int, Any] | None = None  # chosen experts of the current pass, by router
         self._given: tuple[Any, Any, int, int] = (None, None, 0, 0)
 
     def trace(self, lengths: Sequence[int] | None = None) -> RoutingTrace:
         """Returns the sequences of all batches, in order.
 
         Args:
-            lengths: Tokens of each sequence; None: those that the model has read. A further token has no routing.
+            lengths: Number of tokens of each sequence. Defaults to the tokens that the model has read. Later tokens have no
+                routing.
 
         Raises:
-            InputError: Nothing was recorded, or lengths do not fit.
+            InputError: Nothing was recorded, or lengths do not match the recording.
         """
         payloads = [ids_TLK for batch in self._batches for ids_TLK in batch.sequences(self._ends)]
         if not payloads:
@@ -111,7 +112,7 @@ class Recording:
         cache = options.get("past_key_values") if cache is None else cache  # its name up to 5.23
         ids = args[0] if args and ids is None else ids
         if mask is not None and getattr(mask, "ndim", 0) != 2:
-            told = "padding is told by an attention_mask of two axes alone"
+            told = "padding can only be read from an attention_mask of two axes"
             raise InputError(f"{told}; give such a mask, and no static cache, while routing is recorded.")
         if cache is not None:
             cache.reorder_cache = _refuse_beams
@@ -132,7 +133,7 @@ class Recording:
         (ids, mask, B, past), chosen, self._pass = self._given, self._pass, None
         if not chosen or len(chosen) < len(self._routers):
             raise InputError(f"a pass used {len(chosen or ())} of {len(self._routers)} routers; record passes of whole models.")
-        # One copy to the host for all layers, wherever these lie.
+        # One copy to the host for all layers, on whatever devices they are.
         device = next(iter(chosen.values())).device
         ids_TLK = torch.stack([chosen[id(router)].to(device) for router in self._routers], dim=1).to("cpu", torch.int32).numpy()
         if past == 0:
@@ -148,11 +149,11 @@ def _refuse_beams(*_: Any, **__: Any) -> None:
 
 
 class _Batch:
-    """The passes over one batch of sequences."""
+    """Passes over one batch of sequences."""
 
     def __init__(self) -> None:
         self.ids: list[Array] = []  # [B, S, L, K] of each pass
-        self.tokens: list[Array] = []  # [B, S] of each pass; empty where the model was given embeddings
+        self.tokens: list[Array] = []  # [B, S] of each pass; empty if the model received embeddings
         self.mask_BS: Array | None = None
         self.num_prompt = 0
 
@@ -170,13 +171,13 @@ class _Batch:
         self.mask_BS = self.mask_BS if mask_BS is None else mask_BS
 
     def sequences(self, ends: list[int]) -> list[Array]:
-        """int32 [T, L, K] of each sequence, without padding before and after it."""
+        """Returns the experts of each sequence, int32 [T, L, K], without padding before and after it."""
         ids_BSLK = np.concatenate(self.ids, axis=1)
         kept_BS = np.ones(ids_BSLK.shape[:2], bool)
         if self.mask_BS is not None:
             kept_BS[:, : self.mask_BS.shape[1]] &= self.mask_BS[:, : len(kept_BS[0])] > 0
         if self.tokens:
             ended_BS = np.isin(np.concatenate(self.tokens, axis=1), ends)
-            ended_BS[:, : self.num_prompt] = False  # a prompt may hold turns that ended
+            ended_BS[:, : self.num_prompt] = False  # a prompt may contain finished turns
             kept_BS &= np.cumsum(ended_BS, axis=1) - ended_BS == 0
         return [ids_BSLK[b, kept_S] for b, kept_S in enumerate(kept_BS) if kept_S.any()]

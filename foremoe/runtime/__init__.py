@@ -1,4 +1,4 @@
-"""Running a plan in plain torch: experts on ranks, tokens to slots and back, gradients home. Needs torch."""
+"""Runtime that executes a plan in plain torch: expert compute, dispatch and combine, and gradients. Requires torch."""
 
 from foremoe.base.errors import InputError
 

@@ -1,4 +1,4 @@
-"""The activation of SwiGLU experts between their products, forward and backward: by torch, or fused in one kernel by Triton."""
+"""Activation of SwiGLU experts, forward and backward, with torch operations or as one fused Triton kernel."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from foremoe.runtime.fused import fuses, launch
 
 # Letters: Y pairs, F ffn size, D = 2F columns of gate and up.
 
-_COLUMNS = 1024  # that one program of a kernel takes of a row
+_COLUMNS = 1024  # columns per Triton program
 
 
 def swiglu(pre_YD: torch.Tensor) -> torch.Tensor:
-    """act_YF = ``silu(gate) * up``."""
+    """Returns act_YF = ``silu(gate) * up``."""
     if fuses(pre_YD):
         act_YF = pre_YD.new_empty(len(pre_YD), pre_YD.shape[1] // 2)
         _run(_kernels()[0], act_YF.shape, pre_YD.contiguous(), act_YF)
@@ -26,7 +26,7 @@ def swiglu(pre_YD: torch.Tensor) -> torch.Tensor:
 
 
 def swiglu_backward(pre_YD: torch.Tensor, grad_act_YF: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """act_YF again, and the gradient of pre_YD."""
+    """Returns act_YF, computed again, and the gradient of pre_YD."""
     grad_pre_YD = torch.empty_like(pre_YD, memory_format=torch.contiguous_format)
     if fuses(pre_YD):
         act_YF = torch.empty_like(grad_act_YF, memory_format=torch.contiguous_format)
@@ -41,13 +41,13 @@ def swiglu_backward(pre_YD: torch.Tensor, grad_act_YF: torch.Tensor) -> tuple[to
 
 
 def _run(kernel: Any, shape: torch.Size, *tensors: torch.Tensor) -> None:
-    """A program for each row and block of columns."""
+    """Launches a kernel with one program per pair and block of columns."""
     launch(kernel, (shape[0], -(-shape[1] // _COLUMNS)), *tensors, shape[1], COLUMNS=_COLUMNS)
 
 
 @functools.cache
 def _kernels() -> tuple[Any, Any]:
-    """Forward and backward; what is computed is float32, and rounded once where it is stored."""
+    """Returns the forward and the backward kernel. They compute in float32 and round once, when storing."""
     import triton
     import triton.language as tl
 

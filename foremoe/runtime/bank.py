@@ -1,4 +1,4 @@
-"""ExpertBank: the experts of several MoE layers on one rank, with main gradients and slot buffers."""
+"""`ExpertBank`: the experts of several MoE layers on one rank, with main gradients and slot buffers."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -18,24 +18,24 @@ from foremoe.transfer.base import Tensors
 
 
 class ExpertBank(nn.Module):
-    """The experts at home on one rank; implements `Buffers`.
+    """Experts at home on one rank, as a module that implements `Buffers`.
 
-    Parameters are called ``NAME_LAYER`` and hold the rank's experts, ``[B, *shape]``, by base slot. Gradients are summed in
-    `main_grad` (float32, or float64 for float64 weights); after a stage that trained, ``param.grad`` is that memory, or a copy
-    where dtypes differ, so any torch optimizer can step. They are summed on over stages until the gradients are dropped: by
-    `zero_grad`, or by an optimizer's ``zero_grad()`` with ``set_to_none`` (its default).
+    Parameters are named ``NAME_LAYER`` and hold the rank's experts by base slot, ``[B, *shape]``. Gradients are accumulated in
+    `main_grad`, in float32, or in float64 for float64 weights. After a stage with a backward pass, ``param.grad`` is that memory,
+    or a copy if dtypes differ, so any torch optimizer can step. Gradients accumulate over stages until `zero_grad`, or an
+    optimizer's ``zero_grad()`` with ``set_to_none`` (its default), drops them.
 
     Args:
-        rank: Place in the EP group.
-        num_ranks: Ranks of the EP group; they divide `num_experts`.
-        num_buffers: Slot buffers for replicas, each as large as one expert; ``plan.header.num_buffers``.
-        home_LE: Home slot g*B + b of every expert; default: in order.
-        device: Device of weights and slot buffers. Memory does not move afterwards.
-        seed: Initial weights are a function of (seed, layer, expert), whatever the number of ranks.
-        math: What the experts compute.
+        rank: Rank in the EP group.
+        num_ranks: Number of ranks of the EP group, which must divide `num_experts`.
+        num_buffers: Number of slot buffers for replicas, ``plan.header.num_buffers``. Each is as large as one expert.
+        home_LE: Home slot g*B + b of every expert. Defaults to contiguous homes.
+        device: Device of weights and slot buffers, which cannot be moved afterwards.
+        seed: Seed of the initial weights, which depend on (seed, layer, expert) but not on the number of ranks.
+        math: Computation of the experts.
 
     Raises:
-        InputError: Sizes that do not fit.
+        InputError: Sizes do not match.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class ExpertBank(nn.Module):
         super().__init__()
         if num_ranks < 1 or num_experts < 1 or num_experts % num_ranks or rank not in range(num_ranks):
             given = f"{num_experts} experts on {num_ranks} ranks, of which this is {rank}"
-            raise InputError(f"{given}, do not fit; give experts that divide by the ranks, and a rank below their number.")
+            raise InputError(f"{given}, do not fit; the ranks must divide the experts, and rank must be below num_ranks.")
         if num_layers < 1 or num_buffers < 0:
             raise InputError(f"an ExpertBank needs at least 1 layer and 0 buffers; got {num_layers} and {num_buffers}.")
         self.num_layers, self.num_experts, self.num_buffers = num_layers, num_experts, num_buffers
@@ -54,7 +54,7 @@ class ExpertBank(nn.Module):
         self.rank, self.num_ranks, self.num_base = rank, num_ranks, num_experts // num_ranks
         self.math: ExpertMath = SwiGLU() if math is None else math
         self.shapes = self.math.shapes(hidden_size, ffn_size)
-        self.runs: dict[tuple[int, ...], list[Any]] = {}  # see `Row.runs`; memory of a bank does not move
+        self.runs: dict[tuple[int, ...], list[Any]] = {}  # cache of `Row.runs`, valid because the memory of a bank does not move
         home = np.tile(np.arange(num_experts), (num_layers, 1)) if home_LE is None else np.array(home_LE)
         if home.shape != (num_layers, num_experts) or (np.sort(home, axis=1) != np.arange(num_experts)).any():
             raise InputError(f"home_LE must hold, for each of {num_layers} layers, a permutation of {num_experts} home slots.")
@@ -71,7 +71,7 @@ class ExpertBank(nn.Module):
                 weight = nn.Parameter(torch.empty(self.num_base, *shape, dtype=dtype, device=device))
                 self.register_parameter(f"{name}_{layer}", weight)
                 main = self._main[f"{name}_{layer}"] = torch.zeros(self.num_base, *shape, dtype=wide, device=device)
-                # detach() and not .data: views must share the version counter by which a write to the weights is noticed.
+                # detach() instead of .data, because views must share the version counter that reveals writes to the weights.
                 homes.append(weight.detach().view(self.num_base, -1).unbind())
                 mains.append(main.view(self.num_base, -1).unbind())
             self._home_LB.append(list(zip(*homes, strict=True)))
@@ -100,31 +100,31 @@ class ExpertBank(nn.Module):
         return self._slot_grad_X[buffer]
 
     def drop_stale_gradients(self) -> None:
-        """Zeroes main gradients of parameters whose ``grad`` was dropped or zeroed; the runtime calls it as a stage begins."""
+        """Zeroes main gradients of parameters whose ``grad`` was dropped or zeroed. Called by the runtime when a stage begins."""
         for name, param in self.named_parameters():
             if param.grad is None or not param.grad.any():
                 self._main[name].zero_()
 
     def publish_gradients(self) -> None:
-        """Makes ``param.grad`` the main gradient; the runtime calls it when a stage that trained ends."""
+        """Sets ``param.grad`` to the main gradient. Called by the runtime when a stage with a backward pass ends."""
         for name, param in self.named_parameters():
-            param.grad = self._main[name].to(param.dtype)  # the same tensor where dtypes agree
+            param.grad = self._main[name].to(param.dtype)  # the same tensor if dtypes agree
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Zeroes the main gradients and drops ``param.grad``, or zeroes it as well."""
+        """Zeroes the main gradients and drops ``param.grad``, or zeroes it without `set_to_none`."""
         for main in self._main.values():
             main.zero_()
         super().zero_grad(set_to_none)
 
     @torch.no_grad()
     def load(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Takes this rank's part of all weights.
+        """Copies this rank's part of all weights into the bank.
 
         Args:
-            weights: Name -> ``[L, E, *shape]``, by logical expert; what `gather` returns.
+            weights: Mapping from name to ``[L, E, *shape]``, by logical expert, as returned by `gather`.
 
         Raises:
-            InputError: Names or shapes that do not fit.
+            InputError: Names or shapes do not match.
         """
         for name, shape in self.shapes.items():
             wanted = (self.num_layers, self.num_experts, *shape)
@@ -136,7 +136,11 @@ class ExpertBank(nn.Module):
 
     @torch.no_grad()
     def gather(self, group: Group, *, gradients: bool = False) -> dict[str, torch.Tensor]:
-        """Gathers all weights or main gradients on every rank: name -> ``[L, E, *shape]``, by logical expert; collective."""
+        """Gathers all weights or main gradients on every rank. Collective.
+
+        Returns:
+            Mapping from name to ``[L, E, *shape]``, by logical expert.
+        """
         everything = {}
         for name, shape in self.shapes.items():
             by_layer = []
@@ -167,7 +171,7 @@ class ExpertBank(nn.Module):
 
     @torch.no_grad()
     def _draw(self, seed: int) -> None:
-        """Matrices from a normal distribution of variance 1 / rows, the rest zero; drawn in float32 for all dtypes."""
+        """Draws matrices from a normal distribution with variance 1 / rows, in float32 for all dtypes. Other tensors are zero."""
         generator = torch.Generator()
         for layer in range(self.num_layers):
             for b, expert in enumerate(self.expert_LB[layer].tolist()):

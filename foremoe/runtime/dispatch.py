@@ -1,7 +1,7 @@
-"""Dispatch and combine: pairs travel to the ranks whose slots serve them, and results travel back.
+"""Dispatch, which sends pairs to the ranks whose slots serve them, and combine, which brings results back.
 
-Router probabilities are applied by combine, on the source: they need not travel, expert math does not know of them, and their
-gradient is made where the router is. The price is that a source keeps the outputs of its own pairs for backward.
+Combine applies router probabilities on the source. They are not sent, expert math does not see them, and their gradient is
+computed where the router is. In return, a source keeps the outputs of its own pairs for backward.
 """
 
 from collections.abc import Callable
@@ -21,18 +21,18 @@ from foremoe.runtime.remap import narrow
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Exchange:
-    """The sizes of one row's messages, on the host."""
+    """Message sizes of one row, on the host."""
 
     group: Group
     num_sent_G: list[int]  # pairs of this source by destination
     num_received_G: list[int]  # pairs for this rank by source
 
     def there(self, rows_ZH: torch.Tensor) -> torch.Tensor:
-        """Rows in slot order, from the source to the ranks that serve them, as they arrive; collective."""
+        """Sends vectors in slot order to the ranks that serve them. Returns them in order of arrival. Collective."""
         return self._send(rows_ZH, self.num_received_G, self.num_sent_G)
 
     def back(self, rows_YH: torch.Tensor) -> torch.Tensor:
-        """Rows in order of arrival, back to their sources, in slot order; collective."""
+        """Sends vectors in order of arrival back to their sources. Returns them in slot order. Collective."""
         return self._send(rows_YH, self.num_sent_G, self.num_received_G)
 
     def _send(self, rows: torch.Tensor, num_received_G: list[int], num_sent_G: list[int]) -> torch.Tensor:
@@ -45,18 +45,18 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Counts:
-    """How many pairs ranks send to slots, as far as this rank is concerned."""
+    """Numbers of pairs that this rank sends and receives."""
 
     exchange: Exchange
     received_GS: torch.Tensor  # int64, pairs for this rank's slots by source
-    num_S: list[int]  # pairs for this rank by its slots, on the host
-    complete: bool  # every rank said that its replicas are there
+    num_S: list[int]  # pairs for each slot of this rank, on the host
+    complete: bool  # whether every rank has its replicas
 
 
 def exchange_counts(slot_Z: torch.Tensor, num_slots: int, group: Group, complete: bool) -> Counts:
-    """Tells every rank how many pairs to expect, and whether this rank's replicas are there (`complete`); collective.
+    """Sends every rank the number of pairs to expect, and whether this rank has its replicas (`complete`). Collective.
 
-    `slot_Z`, int64, is the physical slot of every pair.
+    `slot_Z`, int64, holds the physical slot of every pair.
     """
     G, S = group.size, num_slots
     sent_P = slot_Z.new_zeros(G * S).scatter_add_(0, slot_Z, torch.ones_like(slot_Z))
@@ -64,7 +64,7 @@ def exchange_counts(slot_Z: torch.Tensor, num_slots: int, group: Group, complete
     sent_GC, received_GC = counts_2GC
     sent_GC[:, :S] = sent_P.view(G, S)
     group.all_to_all(received_GC, sent_GC, [1] * G, [1] * G)
-    # The one moment in which the host waits for the device: sizes of messages must be known to it.
+    # The host waits for the device only here, because it needs the message sizes.
     on_host_2GC = counts_2GC.cpu().numpy()
     exchange = Exchange(group, *on_host_2GC[:, :, :S].sum(2).tolist())
     num_S, all_complete = on_host_2GC[1, :, :S].sum(0).tolist(), bool(on_host_2GC[1, :, S].all())
@@ -73,22 +73,22 @@ def exchange_counts(slot_Z: torch.Tensor, num_slots: int, group: Group, complete
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Route:
-    """The way of one row's pairs, there and back: the exchange, and permutations, int32 or int64, which lie on the device."""
+    """Routing of one row's pairs to their slots and back: message sizes, and int32 or int64 permutations on the device."""
 
     exchange: Exchange
     num_topk: int
-    num_S: list[int]  # pairs for this rank by its slots
-    end_S: torch.Tensor  # int32, where they end, sorted by slot
-    by_slot_Z: torch.Tensor  # the source's pairs (in token order) sorted by physical slot
-    by_token_Z: torch.Tensor  # its inverse
-    by_slot_Y: torch.Tensor  # received pairs (as they arrive: by source, then slot) sorted by slot
-    by_arrival_Y: torch.Tensor  # its inverse
+    num_S: list[int]  # pairs for each slot of this rank
+    end_S: torch.Tensor  # int32, end of each slot's pairs when sorted by slot
+    by_slot_Z: torch.Tensor  # order of the source's pairs, from token order to physical slots
+    by_token_Z: torch.Tensor  # inverse of `by_slot_Z`
+    by_slot_Y: torch.Tensor  # order of received pairs, from arrival (source, then slot) to slots
+    by_arrival_Y: torch.Tensor  # inverse of `by_slot_Y`
 
     @classmethod
     def of(cls, slot_TK: torch.Tensor, counts: Counts) -> Self:
-        """The route of pairs with known slots."""
+        """Returns the route of pairs whose slots are known."""
         by_slot_Z = torch.argsort(narrow(slot_TK.reshape(-1), counts.received_GS.numel()), stable=True)
-        # Pairs of one source for one slot stay together: how far such a block moves, its end as well, follows from counts.
+        # Pairs of one source for one slot stay together. The counts determine how far such a block moves.
         num_GS, num_SG = counts.received_GS.contiguous(), counts.received_GS.t().contiguous()
         moved_GS = num_SG.view(-1).cumsum(0).view_as(num_SG).t() - num_GS.view(-1).cumsum(0).view_as(num_GS)
         moved_Y = torch.repeat_interleave(moved_GS.reshape(-1), num_GS.view(-1), output_size=sum(counts.num_S))
@@ -98,16 +98,16 @@ class Route:
         return cls(counts.exchange, slot_TK.shape[1], counts.num_S, end_S, *order)
 
 
-# Index tensors are arguments of their own, so that they are saved tensors and checkpointing can drop them.
-# Both functions only permute, so backward permutes the other way: no scatter with duplicate targets, no atomics.
+# Index tensors are separate arguments, so that they are saved tensors and checkpointing can drop them.
+# Both functions only permute, so backward applies the inverse permutation, without scatters to duplicate targets or atomics.
 
 
 class Dispatch(torch.autograd.Function):
-    """x_TH -> rows_YH of the pairs that this rank serves, sorted by its slots.
+    """Maps x_TH to the hidden states rows_YH of the pairs that this rank serves, sorted by slot.
 
-    `anchor` is a tensor that requires a gradient and never gets one: it puts the function into the graph of a rank whose x needs
-    no gradient, because backward is collective and expert weights still want theirs. Backward calls `launch` behind its exchange,
-    the last one of the row.
+    `anchor` is a tensor that requires a gradient but never gets one. It puts the function into the autograd graph even if x needs
+    no gradient, because backward is collective and expert weights still need their gradients. Backward calls `launch` after its
+    exchange, which is the last one of the row.
     """
 
     @staticmethod
@@ -131,7 +131,7 @@ class Dispatch(torch.autograd.Function):
 
 
 class Combine(torch.autograd.Function):
-    """Outputs y_YH of the pairs that this rank served, sorted by slots -> y_TH, weighted sums over this source's own pairs."""
+    """Maps outputs y_YH of the served pairs, sorted by slot, to y_TH, weighted sums over the pairs of this source's tokens."""
 
     @staticmethod
     def forward(
@@ -145,8 +145,8 @@ class Combine(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_TH: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        # Under non-reentrant checkpointing this access runs the forward again, so it comes before this function's own exchange,
-        # at the same point on all ranks.
+        # Under non-reentrant checkpointing, this access runs the forward again. It comes before this function's own exchange, so
+        # that it happens at the same point on all ranks.
         weight_TK, by_slot_Z, by_slot_Y, back_ZH = ctx.saved_tensors
         sent_ZH, grad_TK = sum_of_pairs_backward(grad_TH, back_ZH, by_slot_Z, weight_TK)
         return ctx.exchange.there(sent_ZH).index_select(0, by_slot_Y), grad_TK, None, None, None

@@ -1,4 +1,4 @@
-"""Grouped expert compute: what the slots of a rank do with the pairs they serve, forward and backward; keeps no weights."""
+"""Grouped expert compute of a rank's slots, forward and backward, without keeping weights."""
 
 from __future__ import annotations
 
@@ -25,33 +25,33 @@ if TYPE_CHECKING:
 # Letters: Y pairs that a rank serves, sorted by slot; N pairs of one slot; S slots of a rank; H hidden size, F ffn size,
 # D = 2F columns of gate and up.
 
-MOST_KEPT = 4096  # runs that a bank keeps
+MOST_KEPT = 4096  # maximum number of entries that a bank caches
 
 
 class ExpertMath(Protocol):
-    """What an expert computes: one MLP, with a hand-written backward.
+    """Computation of an expert, an MLP with a hand-written backward.
 
-    Weights and gradients come as tensors of the shapes in `shapes`, in that order. Neither may be kept: after a call their memory
-    may hold another expert.
+    Weights and gradients are passed as tensors with the shapes of `shapes`, in that order. Implementations must not keep them,
+    because their memory may hold another expert after the call.
     """
 
     def shapes(self, hidden_size: int, ffn_size: int) -> dict[str, tuple[int, ...]]:
-        """Returns the shapes of an expert's tensors by name; matrices are [in, out]."""
+        """Returns the shapes of an expert's tensors by name. Matrices are [in, out]."""
 
     def forward(self, x_NH: torch.Tensor, weights: Tensors) -> tuple[torch.Tensor, Tensors]:
-        """Returns the output y_NH and the tensors besides x that backward needs: new ones, never weights."""
+        """Returns the output y_NH and the tensors besides x that backward needs. They must be new tensors, never weights."""
 
     def backward(
         self, x_NH: torch.Tensor, saved: Tensors, grad_y_NH: torch.Tensor, weights: Tensors, grads: Tensors
     ) -> torch.Tensor:
-        """Returns the gradient of x; adds those of the weights to `grads`, which are float32 (float64 for float64 weights)."""
+        """Returns the gradient of x, and adds those of the weights to `grads`: float32, or float64 for float64 weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class SwiGLU:
-    """``(silu(x @ gate) * (x @ up)) @ down`` without biases; gate and up side by side in one matrix [H, 2F], gate first.
+    """SwiGLU expert ``(silu(x @ gate) * (x @ up)) @ down`` without biases. One matrix [H, 2F] holds gate and then up.
 
-    The runtime computes it for all slots at once where torch has a grouped product, any other math slot by slot.
+    The runtime computes it for all slots at once if torch has a grouped product. Any other math is computed slot by slot.
     """
 
     def shapes(self, hidden_size: int, ffn_size: int) -> dict[str, tuple[int, ...]]:
@@ -66,12 +66,12 @@ class SwiGLU:
         return self._backward_by(OneExpert(weights, grads), x_NH, saved, grad_y_NH)
 
     def _forward_by(self, products: Products, x_YH: torch.Tensor) -> tuple[torch.Tensor, Tensors]:
-        """Does `forward` for the pairs of one or many experts."""
+        """Computes `forward` for the pairs of one or many experts."""
         pre_YD = products.times(x_YH, 0)
         return products.times(swiglu(pre_YD), 1), (pre_YD,)
 
     def _backward_by(self, products: Products, x_YH: torch.Tensor, saved: Tensors, grad_y_YH: torch.Tensor) -> torch.Tensor:
-        """Does `backward` for the pairs of one or many experts."""
+        """Computes `backward` for the pairs of one or many experts."""
         act_YF, grad_pre_YD = swiglu_backward(saved[0], products.times_transposed(grad_y_YH, 1))
         products.add(1, act_YF, grad_y_YH)
         products.add(0, x_YH, grad_pre_YD)
@@ -79,14 +79,14 @@ class SwiGLU:
 
 
 class ComputeTime:
-    """Seconds of expert compute in a stage: CPU time of the calling thread, so what intra-op threads and GPUs do is not in it."""
+    """Seconds of expert compute in a stage, as CPU time of the calling thread, without intra-op threads and GPU work."""
 
     def __init__(self) -> None:
         self.forward_s = self.backward_s = 0.0
         self.num_backward = 0
 
     def add(self, phase: Phase, seconds: float) -> None:
-        """A re-forward counts as backward: that is the pass it belongs to."""
+        """Adds time to a phase. Activation recomputation counts as backward, because it belongs to that pass."""
         if phase == Phase.FORWARD:
             self.forward_s += seconds
         else:
@@ -95,48 +95,48 @@ class ComputeTime:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Row:
-    """One row as a rank computes it: all that backward needs to find its weights again."""
+    """One row as seen by a rank, with all information that backward needs to find the weights again."""
 
     micro_step: int
     layer: int
-    num_S: list[int]  # pairs of every slot; they lie one after the other
-    shapes: tuple[tuple[int, ...], ...]  # of an expert's tensors
+    num_S: list[int]  # pairs of every slot, which are contiguous
+    shapes: tuple[tuple[int, ...], ...]  # shapes of an expert's tensors
     math: ExpertMath
     stage: Stage
     time: ComputeTime
-    end_S: torch.Tensor  # int32 on the device, where the pairs of slots end
-    num_base: int = 0  # of the slots, whose memory is the layer's
-    kept: dict[tuple[int, ...], list[Run]] = field(default_factory=dict)  # runs of slots, as long as their memory stays
+    end_S: torch.Tensor  # int32 on the device, end of each slot's pairs
+    num_base: int = 0  # number of base slots, whose memory belongs to the layer
+    kept: dict[tuple[int, ...], list[Run]] = field(default_factory=dict)  # cached runs of slots
 
     @classmethod
     def of(
         cls, bank: ExpertBank, stage: Stage, time: ComputeTime, micro_step: int, layer: int, num_S: list[int],
         end_S: torch.Tensor | None = None,
     ) -> Self:  # fmt: skip
-        """The row of a bank's layer; `end_S` is made of `num_S` where nobody has it."""
+        """Returns the row of a bank's layer. `end_S` is computed from `num_S` if it is not given."""
         ends = end_of_slots(num_S, bank.device) if end_S is None else end_S
         own = bank.num_base, bank.runs
         return cls(micro_step, layer, num_S, tuple(bank.shapes.values()), bank.math, stage, time, ends, *own)
 
     def runs(self, kind: int, tensors_S: Sequence[Tensors | None]) -> list[Run]:
-        """The runs of weights (0) or of gradients (1) in slots, found when redundant slots lie there for the first time."""
+        """Returns the runs of weights (kind 0) or gradients (kind 1) in slots, cached by the memory of the redundant slots."""
         key = self.layer, kind, *(0 if tensors is None else tensors[0].data_ptr() for tensors in tensors_S[self.num_base :])
         if key not in self.kept:
-            if len(self.kept) >= MOST_KEPT:  # many slots lie in a ring in more ways than are worth keeping
+            if len(self.kept) >= MOST_KEPT:  # many slots have more positions in a ring than are worth caching
                 self.kept.clear()
             self.kept[key] = find_runs(tensors_S, self.shapes)
         return self.kept[key]
 
 
 def end_of_slots(num_S: list[int], device: torch.device) -> torch.Tensor:
-    """int32 [S]: where the pairs of slots end, sorted by slot."""
+    """Returns the end of each slot's pairs when sorted by slot, int32 [S]."""
     return torch.tensor(list(itertools.accumulate(num_S)), dtype=torch.int32).to(device)
 
 
 class GroupedExperts(torch.autograd.Function):
-    """x_YH -> y_YH: all slots at once where that can be, otherwise slot by slot.
+    """Maps x_YH to y_YH, for all slots at once if possible, and otherwise slot by slot.
 
-    Saves its input, what the math wants, and the row's key; weights are asked for again.
+    It saves its input, the tensors of the math, and the row's key. Backward requests the weights again.
     """
 
     @staticmethod
@@ -182,7 +182,7 @@ class GroupedExperts(torch.autograd.Function):
 
 
 def _busy(row: Row, residency: Residency) -> list[tuple[int, slice]]:
-    """Slots with pairs, and where these lie."""
+    """Returns the slots that have pairs, and the slices of these pairs."""
     found, end = [], 0
     for s, num in enumerate(row.num_S):
         if num:
@@ -195,7 +195,7 @@ def _busy(row: Row, residency: Residency) -> list[tuple[int, slice]]:
 
 
 def _products(row: Row, residency: Residency, x_YH: torch.Tensor) -> SlotProducts | None:
-    """Products of all slots, for the one formula that is written in them; None where they cannot be."""
+    """Returns the products of all slots for `SwiGLU`, or None if they are not available."""
     if type(row.math) is not SwiGLU:
         return None
     return SlotProducts.of(residency, row, x_YH)

@@ -1,4 +1,4 @@
-"""Triton's kernels, which stand in for several operations of torch: the tensors that take them, and their launch."""
+"""Use of Triton kernels in place of several torch operations: which tensors they support, and how they are launched."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import torch
 
 
 def fuses(tensor: torch.Tensor) -> bool:
-    """True on GPUs with Triton, in dtypes that float32 is wide for."""
+    """Returns True for bf16 and fp16 tensors on GPUs if Triton is installed."""
     return tensor.is_cuda and tensor.dtype in (torch.bfloat16, torch.float16) and _has_triton()
 
 
 @functools.cache
 def _has_triton() -> bool:
-    """Looked up once: without Triton every look-up walks the import path, several times a layer."""
+    """Returns whether Triton is installed. Cached, because a failing look-up searches the import path several times per layer."""
     return find_spec("triton") is not None
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
-    """Runs a kernel, which takes tensors for contiguous; an empty grid does nothing."""
+    """Runs a kernel, which assumes contiguous tensors. An empty grid does nothing."""
     if all(grid):
         kernel[grid](*arguments, **constants)

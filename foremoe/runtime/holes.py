@@ -1,7 +1,8 @@
-"""Known rows with holes: tokens whose routing is not known go to every expert, with the weights that the router gives these.
+"""Known rows with holes, which are tokens whose routing is not known. Holes are sent to every expert with the router's weights.
 
-Sizes of messages and all permutations so are known before the stage: a token of K experts sends K rows, a hole one to each of the
-E experts, most of them with a weight of 0. These add nothing, forward or backward, and cost what a row costs.
+Message sizes and all permutations are therefore known before the stage. A token with K known experts sends K vectors, and a hole
+sends one to each of the E experts. Most of these have a weight of 0. They add nothing to outputs and gradients, but cost as much
+as any other pair.
 """
 
 import enum
@@ -28,25 +29,25 @@ Row = tuple[int, int]
 
 
 class Lack(enum.IntEnum):
-    """Why a row is not known on some rank."""
+    """Reasons why a row is not known on some rank."""
 
     NONE = 0
     UNTOLD = 1  # no routing was given
-    DIFFERS = 2  # routing is not the plan's
-    HOLES = 3  # more tokens are not known than there are spare places
-    MEMORY = 4  # routes of the rows before take what they may
+    DIFFERS = 2  # the routing differs from the plan
+    HOLES = 3  # more tokens are unknown than there are spare places
+    MEMORY = 4  # the routes of earlier rows use up the memory limit
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Holes:
-    """The holes of a source, and what it sends for them besides what the plan knows.
+    """Holes of a source, and the pairs that it sends for them in addition to the planned ones.
 
     Attributes:
-        expert_TK: Row -> int32 [T, K], of rows with holes.
-        hole_I: Row -> int32 [I].
-        extra_MLP: int32, pairs for the home slots that no plan knew.
-        home_slot_LE: Home slots of all experts, among the P.
-        left: Rows that count: why, as `ReplayedRows.lack_ML` says it.
+        expert_TK: Mapping from each row with holes to its experts, int32 [T, K].
+        hole_I: Mapping from each row with holes to its holes, int32 [I].
+        extra_MLP: Pairs for home slots that the plan does not contain, int32.
+        home_slot_LE: Home slots of all experts, as physical slots.
+        left: Mapping from each row that must exchange counts to the reason, a `Lack`.
     """
 
     expert_TK: dict[Row, Array]
@@ -57,14 +58,14 @@ class Holes:
 
     @classmethod
     def of(cls, routing: Mapping[Row, Array], split_MLP: Array, home_slot_LE: Array, spare: int, most_bytes: int) -> "Holes":
-        """Finds the holes in routing that the plan gave `split_MLP`.
+        """Finds the holes in routing for which the plan's split is `split_MLP`.
 
         Args:
-            spare: Rows with more holes are left out.
-            most_bytes: What routes may take of host memory; rows beyond are left out.
+            spare: Maximum number of holes in a row. Rows with more holes are left out.
+            most_bytes: Limit of host memory for routes in bytes. Rows beyond the limit are left out.
         """
         num_ML: Array = split_MLP.sum(2, dtype=np.int64)
-        # Counts of others are those of T*K different pairs.
+        # All other rows have T*K distinct pairs, so they have no holes.
         wanted = [row for row, topk_TK in routing.items() if topk_TK.ndim == 2 and topk_TK.size != num_ML[row]]
         extra_MLP, E = np.zeros(split_MLP.shape, np.int32), home_slot_LE.shape[1]
         found: dict[Row, tuple[Array, Array, Array]] = {}
@@ -81,7 +82,7 @@ class Holes:
         left = dict.fromkeys(found.keys() - fitting.keys(), Lack.HOLES)
         num_bytes = 0
         for row, topk_TK in routing.items():
-            # As many pairs come as go, or nearly so.
+            # A rank receives about as many pairs as it sends.
             num_bytes += 4 * (5 * topk_TK.size + (4 * E * len(fitting[row][1]) if row in fitting else 0))
             if num_bytes > most_bytes:
                 left[row] = Lack.MEMORY
@@ -94,57 +95,58 @@ class Holes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HoledRoute:
-    """The way of one row's pairs, there and back; int32 tensors on the device."""
+    """Routing of one row's pairs to their slots and back, as int32 tensors on the device."""
 
     exchange: Exchange
     num_topk: int
-    num_S: list[int]  # pairs for this rank by its slots
-    num_planned_S: list[int]  # those that the plan knew
-    num_known: int  # pairs of this source's holes that the plan knew
-    expert_TK: torch.Tensor  # of holes any
+    num_S: list[int]  # pairs for each slot of this rank
+    num_planned_S: list[int]  # planned ones among `num_S`
+    num_known: int  # planned pairs of this source's holes
+    expert_TK: torch.Tensor  # experts of tokens; arbitrary for holes
     token_Z: torch.Tensor  # tokens of the pairs, sorted by physical slot
-    prob_Z: torch.Tensor  # where their weights are in those of all tokens and experts
-    by_token_Z: torch.Tensor  # of every token its first K pairs
-    rest_Z: torch.Tensor  # of every hole its others
+    prob_Z: torch.Tensor  # indices of the pairs' weights in the weights of all tokens and experts
+    by_token_Z: torch.Tensor  # first K pairs of every token
+    rest_Z: torch.Tensor  # remaining pairs of every hole
     hole_I: torch.Tensor
-    by_slot_Y: torch.Tensor  # received pairs (as they arrive: by source, then slot) sorted by slot
-    by_arrival_Y: torch.Tensor  # its inverse
-    extra_X: torch.Tensor  # received pairs that no plan knew, by slot
+    by_slot_Y: torch.Tensor  # order of received pairs, from arrival (source, then slot) to slots
+    by_arrival_Y: torch.Tensor  # inverse of `by_slot_Y`
+    extra_X: torch.Tensor  # received pairs that are not planned, by slot
 
     def rows_of(self, x_TH: torch.Tensor) -> torch.Tensor:
-        """A row for every pair, sorted by slot; differentiable."""
+        """Returns the hidden state of every pair, sorted by slot. Differentiable."""
         rows_ZH: torch.Tensor = _TokensToRows.apply(x_TH, self)
         return rows_ZH
 
     def tokens_of(self, rows_ZH: torch.Tensor) -> torch.Tensor:
-        """Sums over the pairs of each token; differentiable."""
+        """Returns sums over the pairs of each token. Differentiable."""
         y_TH: torch.Tensor = _RowsToTokens.apply(rows_ZH, self)
         return y_TH
 
     def sums(self, rows_ZH: torch.Tensor) -> torch.Tensor:
-        """Sums over the pairs of each token."""
+        """Returns sums over the pairs of each token."""
         y_TH = sum_of_pairs(rows_ZH, self.by_token_Z, self.num_topk)
         if len(self.rest_Z):
             rest_IH = sum_of_pairs(rows_ZH, self.rest_Z, len(self.rest_Z) // len(self.hole_I))
-            y_TH.index_add_(0, self.hole_I, rest_IH)  # each token once
+            y_TH.index_add_(0, self.hole_I, rest_IH)  # each index occurs once
         return y_TH
 
 
 def numbers_of(num: int, device: torch.device) -> torch.Tensor:
-    """int32 memory on the host, from which a device may copy while the host goes on."""
+    """Returns int32 host memory from which a device can copy asynchronously."""
     if device.type == "cuda":
         return torch.empty(num, dtype=torch.int32, pin_memory=True)
-    # numpy asks for large pages: else the first touch of pages would take longer than the routes.
+    # numpy requests huge pages. Without them, first access to the pages would take longer than computing the routes.
     return torch.from_numpy(np.empty(num, np.int32))
 
 
 class HoledRoutes:
-    """Routes of rows with holes on any rank; not collective.
+    """Routes of rows with holes on any rank. Not collective.
 
     Args:
-        expert_TK: Row -> int32 [T, K] of this source.
-        holes: This source's.
-        received_GMLS: What all sources send to this rank's slots; `planned_GMLS`: what of it the plan knew.
+        expert_TK: Mapping from row to the experts of this source, int32 [T, K].
+        holes: Holes of this source.
+        received_GMLS: Pairs that all sources send to this rank's slots.
+        planned_GMLS: Planned pairs among `received_GMLS`.
     """
 
     def __init__(
@@ -175,7 +177,7 @@ class HoledRoutes:
             split_NP + extra_NP, planned_NGS, received_NGS, holes.home_slot_LE[at[1]].astype(np.int32), K,
         )  # fmt: skip
         self.planned_N, numbers_X = np.zeros(len(topks), bool), self._numbers_X.numpy()
-        # A hole has E pairs; those that the plan knew are what is not extra.
+        # A hole has E pairs. Those that are not extra are planned.
         self._num_known_N = num_holes_N * E - extra_NP.sum(1)
 
         def block(low: int, high: int) -> None:
@@ -194,15 +196,15 @@ class HoledRoutes:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the routes on the host."""
+        """Host memory of the routes in bytes."""
         return int(self._numbers_X.nbytes)
 
     def shape(self, n: int) -> tuple[int, ...]:
-        """Shape [T, K] of a row's routing."""
+        """Returns the shape [T, K] of a row's routing."""
         return tuple(self._shape_N[n])
 
     def route(self, n: int) -> HoledRoute:
-        """The route of a row."""
+        """Returns the route of a row."""
         numbers = self._numbers_X[self._begin_N[n] : self._begin_N[n + 1]].to(self._device, non_blocking=True)
         (T, K), holes, sent = self._shape_N[n], len(self._hole_N[n]), int(self._num_sent_N[n])
         num_S, extra = self._num_NS[n].tolist(), int(self._num_extra_NS[n].sum())

@@ -1,4 +1,4 @@
-"""Sums of outer products, slot by slot, in one kernel by Triton: weight gradients of many slots, each added to its own total."""
+"""Sums of outer products per slot in one Triton kernel, which adds the weight gradients of many slots to their totals."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _OPTIONS = {"num_warps": 4, "num_stages": 3}
 
 
 def even_runs(tensors_S: Sequence[Tensors | None]) -> list[tuple[int, int, list[int]]]:
-    """Cuts slots into runs whose tensors lie at equal distances in one memory each.
+    """Cuts slots into runs whose tensors are equally spaced in memory.
 
     Returns:
-        Of each run the first slot, the one behind the last, and the distance of each tensor's neighbours in elements.
+        For each run, its first slot, the slot after its last one, and the distance between neighbours in elements, per tensor.
     """
     place_S = [None if tensors is None else [tensor.data_ptr() for tensor in tensors] for tensors in tensors_S]
     found, first = list[tuple[int, int, list[int]]](), 0
@@ -46,11 +46,13 @@ def even_runs(tensors_S: Sequence[Tensors | None]) -> list[tuple[int, int, list[
 
 
 def add_products(total_SIO: torch.Tensor, left_YI: torch.Tensor, right_YO: torch.Tensor, end_S: torch.Tensor) -> None:
-    """``total[s] += left[pairs of s].T @ right[pairs of s]``, in float32.
+    """Adds ``left[pairs of s].T @ right[pairs of s]`` to ``total[s]`` for every slot s, in float32.
 
     Args:
-        total_SIO: float32; slots may lie at any distance.
-        end_S: int32 on the device, where pairs of slots end in `left_YI` and `right_YO`, bf16 or fp16.
+        total_SIO: Totals, float32, with any stride between slots.
+        left_YI: Left factors, bf16 or fp16.
+        right_YO: Right factors, bf16 or fp16.
+        end_S: End of each slot's pairs in both factors, int32 on the device.
     """
     S, I, O = total_SIO.shape  # noqa: E741
     tiles_I, tiles_O = -(-I // _TILE["TILE_I"]), -(-O // _TILE["TILE_O"])

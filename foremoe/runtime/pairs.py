@@ -1,7 +1,7 @@
-"""Sums over the pairs of each token, whose rows lie sorted by slot, and their backward; by torch, or in one kernel by Triton.
+"""Sums over the pairs of each token, stored in slot order, and their backward, with torch or as one Triton kernel.
 
-A kernel computes in float32 and rounds once. It neither writes rows in token order nor products in float32 to memory, which is
-most of what torch's own operations do.
+The kernel computes in float32 and rounds once. torch's own operations spend most of their time writing vectors in token order
+and products in float32 to memory, which the kernel avoids.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from foremoe.runtime.fused import fuses, launch
 
 # Letters: T tokens, K top-k, Z = T*K pairs, H hidden size.
 
-_COLUMNS = 1024  # that one program of a kernel takes of a row
+_COLUMNS = 1024  # columns per Triton program
 
 
 def sum_of_pairs(
     rows_ZH: torch.Tensor, by_token_Z: torch.Tensor, num_topk: int, weight_TK: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Sums [T, H] over the pairs of each token, weighted if there are weights; rows come sorted by slot."""
+    """Returns sums over the pairs of each token, [T, H], weighted if `weight_TK` is given. `rows_ZH` is sorted by slot."""
     H = rows_ZH.shape[1]
     if fuses(rows_ZH):
         y_TH = rows_ZH.new_empty(len(by_token_Z) // num_topk, H)
@@ -36,7 +36,7 @@ def sum_of_pairs(
 def sum_of_pairs_backward(
     grad_TH: torch.Tensor, rows_ZH: torch.Tensor | None, by_slot_Z: torch.Tensor, weight_TK: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Gradients of rows, sorted by slot, and of weights; of rows alone where `rows_ZH` is None."""
+    """Returns the gradients of `rows_ZH`, sorted by slot, and of the weights. Without `rows_ZH`, the latter are None."""
     (T, K), H = weight_TK.shape, grad_TH.shape[1]
     if fuses(grad_TH):
         grad_ZH = grad_TH.new_empty(T * K, H)
@@ -58,7 +58,7 @@ def sum_of_pairs_backward(
 
 @functools.cache
 def _kernels() -> tuple[Any, Any]:
-    """Sums and their backward; what is computed is float32, and rounded once where it is stored."""
+    """Returns the kernels of the sums and of their backward. They compute in float32 and round once, when storing."""
     import triton
     import triton.language as tl
 

@@ -1,4 +1,4 @@
-"""Permutations of rows by known orders, differentiable: backward gathers by the inverse, so nothing is scattered or sorted."""
+"""Differentiable permutations in known orders. Backward gathers in the inverse order, so nothing is scattered or sorted."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch.autograd.function import once_differentiable
 
 from foremoe.runtime.pairs import sum_of_pairs
 
-# Letters: T tokens, K top-k, Z = T*K pairs in the order of their slots, X rows of any kind, H hidden size.
+# Letters: T tokens, K top-k, Z = T*K pairs in the order of their slots, X entries of any kind, H hidden size.
 
 
 class Permute(torch.autograd.Function):
-    """Rows [X] or [X, H] in another order; ``inverse_X`` is the inverse of ``order_X``."""
+    """Permutes the first axis of a tensor [X] or [X, H]. ``inverse_X`` is the inverse of ``order_X``."""
 
     @staticmethod
     def forward(ctx: Any, rows: torch.Tensor, order_X: torch.Tensor, inverse_X: torch.Tensor) -> torch.Tensor:
@@ -28,7 +28,7 @@ class Permute(torch.autograd.Function):
 
 
 class Divide(torch.autograd.Function):
-    """Rows [X] or [X, H] in another order, cut in two, each part a tensor of its own; the adjoint of `Join`."""
+    """Permutes the first axis of a tensor [X] or [X, H] and cuts it into two separate tensors. Adjoint of `Join`."""
 
     @staticmethod
     def forward(ctx: Any, rows: torch.Tensor, first: torch.Tensor, rest: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -42,7 +42,7 @@ class Divide(torch.autograd.Function):
 
 
 class Join(torch.autograd.Function):
-    """Rows of two tensors put where `Divide` took them from; no copy of both behind each other is made on the way."""
+    """Puts the entries of two tensors where `Divide` took them from, without concatenating the tensors first."""
 
     @staticmethod
     def forward(
@@ -59,7 +59,7 @@ class Join(torch.autograd.Function):
 
 
 class TokensToPairs(torch.autograd.Function):
-    """x_TH -> rows_ZH, a row for every pair, sorted by slot."""
+    """Maps x_TH to rows_ZH, the hidden state of every pair, sorted by slot."""
 
     @staticmethod
     def forward(ctx: Any, x_TH: torch.Tensor, by_slot_Z: torch.Tensor, by_token_Z: torch.Tensor, num_topk: int) -> torch.Tensor:
@@ -75,7 +75,7 @@ class TokensToPairs(torch.autograd.Function):
 
 
 class PairsToTokens(torch.autograd.Function):
-    """rows_ZH, sorted by slot -> y_TH, sums over the pairs of each token."""
+    """Maps rows_ZH, sorted by slot, to y_TH, the sums over the pairs of each token."""
 
     @staticmethod
     def forward(

@@ -1,4 +1,4 @@
-"""Products of pairs with the weights of their slots: one call for slots that lie side by side in memory."""
+"""Matrix products of pairs with the weights of their slots, in one call for slots that are adjacent in memory."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ if TYPE_CHECKING:
 # Letters: N pairs of one slot; Y pairs that a rank serves, sorted by slot; S slots of a rank; I, O rows and columns of a matrix.
 
 _WIDE_PRODUCTS = "dtype" in torch.ops.aten.mm.overloads()  # torch 2.8 and later, on GPUs
-_GROUPED = hasattr(functional, "grouped_mm")  # torch 2.10 and later; since then addmm adds to a wider total, too
-_ALIGNED_BYTES = 16  # rows of all matrices in a grouped product
-FEW_PAIRS = 2048  # a slot, below which one kernel for all adds gradients sooner than cuBLAS slot by slot
-MANY_PAIRS = 4096  # a slot, above which cuBLAS slot by slot multiplies sooner than a grouped product
+_GROUPED = hasattr(functional, "grouped_mm")  # torch 2.10 and later, whose addmm also adds to a wider total
+_ALIGNED_BYTES = 16  # alignment of matrix rows in a grouped product
+FEW_PAIRS = 2048  # pairs per slot below which one kernel for all slots adds gradients faster than cuBLAS per slot
+MANY_PAIRS = 4096  # pairs per slot above which cuBLAS per slot is faster than a grouped product
 
 
 class Products(Protocol):
-    """The matrices of experts, by their place in `ExpertMath.shapes`, as a formula meets them."""
+    """Interface through which a formula uses the matrices of experts, numbered as in `ExpertMath.shapes`."""
 
     def times(self, rows: torch.Tensor, i: int) -> torch.Tensor:
-        """``rows @ weight``."""
+        """Returns ``rows @ weight``."""
 
     def times_transposed(self, rows: torch.Tensor, i: int) -> torch.Tensor:
-        """``rows @ weight.T``."""
+        """Returns ``rows @ weight.T``."""
 
     def add(self, i: int, left: torch.Tensor, right: torch.Tensor) -> None:
-        """``gradient += left.T @ right``."""
+        """Adds ``left.T @ right`` to the gradient."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,40 +59,40 @@ class OneExpert:
 
 
 class Run(NamedTuple):
-    """Slots one behind the other, whose tensors lie at equal distances in memory."""
+    """Consecutive slots whose tensors are equally spaced in memory."""
 
     first: int
-    last: int  # behind it
-    matrices: list[torch.Tensor]  # [slots, I, O] each; [I, O] of one slot
+    last: int  # exclusive
+    matrices: list[torch.Tensor]  # each [slots, I, O], or [I, O] for one slot
 
 
 class _Part(NamedTuple):
     """A run of slots that has pairs, or one slot of it."""
 
     begin: int
-    num: int  # of pairs
+    num: int  # number of pairs
     matrices: list[torch.Tensor]
-    end_S: torch.Tensor  # int32, where the pairs of its slots end, from the run's first
+    end_S: torch.Tensor  # int32, end of each slot's pairs, counted from the run's first pair
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SlotProducts:
     """`Products` of all pairs of a row, each with the expert of its slot.
 
-    A run of slots that lie side by side takes one grouped product: base slots do, so with one redundant slot a product is two
-    calls, whatever the number of slots. Only where slots have very many pairs is each multiplied by itself. Torch's grouped
-    product is no wider than its factors, so gradients are added by a kernel of our own where Triton is and slots have few pairs,
-    and otherwise slot by slot.
+    A run of adjacent slots takes one grouped product. Base slots are adjacent, so with one redundant slot a product takes two
+    calls, regardless of the number of slots. Slots with more than `MANY_PAIRS` pairs are multiplied separately. torch's grouped
+    product returns the dtype of its factors. Gradients are therefore added by our own kernel if Triton is available and slots
+    have few pairs, and otherwise slot by slot.
     """
 
     parts: list[_Part]
-    totals: list[_Part]  # of gradients, in backward
+    totals: list[_Part]  # gradients to add to, in backward
 
     @classmethod
     def of(cls, residency: Residency, row: Row, like: torch.Tensor) -> Self | None:
-        """Products of a row, for pairs such as `like`.
+        """Returns the products of a row, for pairs with the device and dtype of `like`.
 
-        None where torch has no grouped product that is one operation, or where a slot with pairs has no weights.
+        Returns None if torch has no grouped product that is a single operation, or if a slot with pairs has no weights.
         """
         if not _has_grouped_product(like.device, like.dtype):
             return None
@@ -103,7 +103,7 @@ class SlotProducts:
             runs = row.runs(1, residency.grads_S)
             few = FEW_PAIRS if fuses(like) and runs[0].matrices[0].dtype == torch.float32 else 0
             totals = _parts(runs, row.num_S, row.end_S, few)
-            assert sum(part.num for part in totals) == len(like), "what has weights has totals"
+            assert sum(part.num for part in totals) == len(like), "every slot with weights has totals"
         return cls(parts, totals)
 
     def times(self, rows: torch.Tensor, i: int) -> torch.Tensor:
@@ -113,7 +113,7 @@ class SlotProducts:
         return self._multiply(rows, [part.matrices[i].mT for part in self.parts])
 
     def add(self, i: int, left: torch.Tensor, right: torch.Tensor) -> None:
-        if not left.is_cuda:  # all at once, and not slot by slot
+        if not left.is_cuda:  # convert all slots at once
             left, right = (rows.to(self.totals[0].matrices[i].dtype) for rows in (left, right))
         for begin, num, totals, end_S in self.totals:
             mine, to_mine = left.narrow(0, begin, num), right.narrow(0, begin, num)
@@ -126,7 +126,7 @@ class SlotProducts:
         out_YO: torch.Tensor | None = None
         for (begin, num, _, end_S), weight in zip(self.parts, weights, strict=True):
             if begin == 0 and weight.dim() == 3:
-                # The rows behind it are left as they are, for the runs that follow.
+                # The rest of the output is not written and is filled by the runs that follow.
                 out_YO = functional.grouped_mm(rows_YI, weight, offs=end_S)
                 continue
             if out_YO is None:
@@ -141,7 +141,7 @@ class SlotProducts:
 
 
 def add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
-    """``total += left @ right``; where the total is wider than the factors, nothing is rounded to their dtype on the way."""
+    """Adds ``left @ right`` to `total`, without rounding to the dtype of the factors if `total` is wider."""
     if total.dtype == left.dtype:
         total.addmm_(left, right)
     elif left.is_cuda and _GROUPED:
@@ -153,7 +153,7 @@ def add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) ->
 
 
 def find_runs(tensors_S: Sequence[Tensors | None], shapes: Sequence[tuple[int, ...]]) -> list[Run]:
-    """The runs of slots that have tensors; none where a grouped product does not take matrices of their rows."""
+    """Returns the runs of slots that have tensors, or none if matrix rows are not aligned for a grouped product."""
     found = list[Run]()
     size = next((tensors[0].element_size() for tensors in tensors_S if tensors is not None), 0)
     if any(length * size % _ALIGNED_BYTES for shape in shapes for length in shape):
@@ -168,7 +168,7 @@ def find_runs(tensors_S: Sequence[Tensors | None], shapes: Sequence[tuple[int, .
 
 
 def _parts(runs: list[Run], num_S: list[int], end_S: torch.Tensor, most: int) -> list[_Part]:
-    """The runs with pairs; slots by themselves where there are more than `most` pairs for each slot that has any."""
+    """Returns the runs that have pairs, cut into single slots if the used slots have more than `most` pairs on average."""
     found, place_S = list[_Part](), [0, *itertools.accumulate(num_S)]
     for first, last, matrices in runs:
         begin, num = place_S[first], place_S[last] - place_S[first]
@@ -183,11 +183,11 @@ def _parts(runs: list[Run], num_S: list[int], end_S: torch.Tensor, most: int) ->
 
 @cache
 def _has_grouped_product(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether torch has a grouped product for it, which on a GPU is one kernel."""
+    """Returns whether torch has a grouped product for the device and dtype that is a single kernel on a GPU."""
     if not _GROUPED:
         return False
     if device.type == "cuda":
-        # On other GPUs, and for other dtypes, torch reads the counts back and makes a product for each.
+        # On other GPUs and for other dtypes, torch reads the counts back to the host and computes one product per slot.
         return dtype == torch.bfloat16 and torch.version.hip is None and torch.cuda.get_device_capability(device)[0] in (9, 10)
     try:
         eye = torch.eye(8, dtype=dtype, device=device)

@@ -1,4 +1,4 @@
-"""Replayed rows: routing that is known before the stage, and routes of its rows, made in one pass when the stage begins."""
+"""Replayed rows, whose routing is known before the stage, and whose routes are computed in one pass when the stage begins."""
 
 from collections.abc import Mapping
 
@@ -20,58 +20,62 @@ Routing = Mapping[tuple[int, int], torch.Tensor | Array]  # (micro-step, layer) 
 
 
 class Compared:
-    """Rows whose routing was known, compared with the routing that layers got; the host waits once, at the end."""
+    """Comparison of known routing with the routing that layers receive. The host waits only once, at the end."""
 
     def __init__(self) -> None:
         self._differ: list[tuple[tuple[int, int], torch.Tensor]] = []
         self._first: dict[tuple[int, int], torch.Tensor] = {}
 
     def compare(self, micro_step: int, layer: int, num_differ: torch.Tensor, first: torch.Tensor | None = None) -> None:
-        """Notes, on the device, how many pairs of a row have other experts than were known, and which token is the first."""
+        """Stores, on the device, the number of a row's pairs that differ from the known experts, and the first such token."""
         self._differ.append(((micro_step, layer), num_differ))
         if first is not None:
             self._first.setdefault((micro_step, layer), first)
 
     @property
     def num_compared(self) -> int:
-        """Rows that were compared, with re-forwards."""
+        """Number of rows compared so far, including recomputed ones."""
         return len(self._differ)
 
     def fault(self) -> str:
-        """The first row whose layer got another routing than was known; empty if none. The host waits for the device, once."""
+        """Returns a message about the first row whose layer received other routing than was known, or an empty string.
+
+        The host waits for the device once.
+        """
         if not self._differ:
             return ""
         num_differ = torch.stack([num for _, num in self._differ]).cpu()
         for ((m, layer), _), num in zip(self._differ, num_differ.tolist(), strict=True):
             if num:
                 first = f", token {int(self._first[m, layer])} first" if (m, layer) in self._first else ""
-                return f"{num} pairs of micro-step {m}, layer {layer} have other experts than were given before the stage{first}"
+                return f"{num} pairs of micro-step {m}, layer {layer} differ from the experts given before the stage{first}"
         return ""
 
 
 class ReplayedRows(Compared):
     """Routes of the rows in which the routing of every rank is known and has the planned counts.
 
-    Sizes of messages and all permutations follow from the plan. So a layer remaps nothing, sorts nothing and exchanges no counts,
-    and the host waits for nothing. Twelve bytes for each pair of this source and eight for each pair that this rank serves are
-    kept on the host until the stage ends, and copied to the device when a layer runs. Whoever takes a route compares the routing
-    that the layer got with the one that is known (`compare`), and asks at the end of the stage (`fault`).
+    Message sizes and all permutations follow from the plan. A layer therefore does not remap or sort pairs or exchange counts,
+    and the host does not wait for the device. The host keeps twelve bytes for each pair of this source and eight for each pair
+    that this rank serves until the stage ends, and copies them to the device when a layer runs. The caller of `route` must
+    compare the routing that the layer receives with the known one (`compare`), and check the result at the end (`fault`).
 
     Args:
-        routing: Rows that this source knows; all others, and those with padding, exchange their counts.
-        expert_MLGS: The plan's experts in slots, -1 empty.
-        split_MLP: What the plan gives to this source.
-        received_GMLS: What it gives to this rank's slots, by source.
-        num_experts: E.
-        group: The EP group; making this object is collective.
-        device: Where layers run.
-        holes: Of this source, with what its holes add to `received_GMLS`, by source; None: rows with holes count. On all ranks.
+        routing: Known rows of this source. All other rows, and rows with padding, exchange counts.
+        expert_MLGS: Experts in the plan's slots, where -1 is an empty slot.
+        split_MLP: Pairs that the plan assigns from this source to every slot.
+        received_GMLS: Pairs that the plan assigns to this rank's slots, by source.
+        num_experts: Number of experts, E.
+        group: The EP group. Creating this object is collective.
+        device: Device on which layers run.
+        holes: Holes of this source, and the pairs that holes add to `received_GMLS`, by source. With None, rows with holes
+            exchange counts. Must be given on all ranks or on none.
 
     Attributes:
-        lack_ML: `Lack` of every row, the largest of all ranks.
+        lack_ML: Largest `Lack` of every row over all ranks.
 
     Raises:
-        InputError: A row does not exist or its routing is not [T, K]; on all ranks.
+        InputError: A row does not exist or its routing is not [T, K]. Raised on all ranks.
     """
 
     def __init__(
@@ -106,13 +110,13 @@ class ReplayedRows(Compared):
 
     @property
     def num_bytes(self) -> int:
-        """Host memory of all routes on this rank."""
+        """Host memory of all routes on this rank in bytes."""
         return int(self._numbers_X.nbytes) + (0 if self._holed is None else self._holed.num_bytes)
 
     def _take_holed(
         self, known: dict[tuple[int, int], Array], given: tuple[Holes, Array], plan: tuple[Array, Array, Array], lack_ML: Array
     ) -> dict[tuple[int, int], Array]:
-        """Makes the routes of rows with holes on any rank; returns the others."""
+        """Computes the routes of rows with holes on any rank. Returns the remaining rows."""
         holes, extra_GMLS = given
         expert_MLGS, split_MLP, received_GMLS = plan
         for row, lack in holes.left.items():
@@ -164,10 +168,10 @@ class ReplayedRows(Compared):
         self._end_NS = torch.from_numpy(num_NS.cumsum(1, dtype=np.int32)).to(self._device).unbind()
 
     def route(self, micro_step: int, layer: int, shape: torch.Size) -> tuple[torch.Tensor, Route] | None:
-        """The experts of a row, int32 [T, K], and its route, which all ranks take; None if they have to exchange counts.
+        """Returns the experts of a row, int32 [T, K], and its route, or None, on all ranks, if counts must be exchanged.
 
         Args:
-            shape: Shape [T, K] of the routing that the layer got.
+            shape: Shape [T, K] of the routing that the layer received.
 
         Raises:
             InputError: The routing has another shape than it had when the stage began.
@@ -181,7 +185,7 @@ class ReplayedRows(Compared):
         return known_Z.view(shape), Route(self._exchange_N[n], shape[1], num_S, self._end_NS[n], *order)
 
     def holed_route(self, micro_step: int, layer: int, shape: torch.Size) -> HoledRoute | None:
-        """The route of a row with holes on any rank, as `route` gives those of other rows."""
+        """Returns the route of a row with holes on any rank, or None for other rows. See `route`."""
         n = self._holed_number.get((micro_step, layer))
         if n is None:
             return None
@@ -190,7 +194,7 @@ class ReplayedRows(Compared):
         return self._holed.route(n)
 
     def experts(self, micro_step: int, layer: int, shape: torch.Size) -> torch.Tensor | None:
-        """The experts alone, as in `route`."""
+        """Returns only the experts that `route` returns."""
         n = self._find(micro_step, layer, shape)
         if n is None:
             return None
@@ -204,12 +208,12 @@ class ReplayedRows(Compared):
         return n
 
     def verdict(self) -> str:
-        """The first `fault` of any rank, on all of them; collective."""
+        """Returns the first `fault` of any rank on all ranks. Collective."""
         return first_fault(self._group.gather(self.fault())) if self._number or self._holed_number else ""
 
 
 def require_shape(micro_step: int, layer: int, shape: torch.Size, given: tuple[int, ...]) -> None:
-    """Raises an InputError if a layer got routing of another shape than was given before the stage."""
+    """Raises an InputError if a layer received routing whose shape differs from the one given before the stage."""
     if shape != given:
         told = f"micro-step {micro_step}, layer {layer} has routing {list(shape)} and was given {list(given)}"
         raise InputError(f"{told} before the stage; give it the routing that layers get, or leave the row out.")
@@ -220,7 +224,7 @@ def _on_host(topk_TK: torch.Tensor | Array) -> Array:
 
 
 def _routing_fault(known: dict[tuple[int, int], Array], shape: tuple[int, ...]) -> str:
-    """Why routing cannot be that of a plan with ``shape`` [M, L]; empty if it can."""
+    """Returns the reason why routing cannot belong to a plan with ``shape`` [M, L], or an empty string."""
     for row, topk_TK in known.items():
         if not (row[0] in range(shape[0]) and row[1] in range(shape[1])):
             return f"routing has the row {row}; the plan has {shape[0]} micro-steps and {shape[1]} layers, from 0."

@@ -1,4 +1,4 @@
-"""Runtime: the MoE layers of one rank, run by a plan or at home, in plain torch."""
+"""`Runtime`: runs the MoE layers of one rank in plain torch, with a plan or at home."""
 
 import contextlib
 from dataclasses import dataclass
@@ -28,16 +28,16 @@ from foremoe.transfer.timeline import Timeline
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StageSummary(ArrayValue):
-    """One stage of one rank.
+    """Statistics of one stage on one rank.
 
     Attributes:
-        timeline: Timeline of the engine; None without a plan.
-        drift_ML: int64, pairs of this rank that the plan did not know; they were served at home.
-        served_MLS: int64, pairs that each of this rank's slots received.
-        fell_back: (micro-step, layer) that ran at home placement because a replica could not be had.
-        forward_cpu_s: CPU seconds of forward expert compute in the calling thread. With one intra-op thread that is all of it; on
-            a GPU it is the launching alone.
-        backward_cpu_s: The same for backward, with recomputation.
+        timeline: Timeline of the engine, or None without a plan.
+        drift_ML: Pairs of this rank that the plan did not contain and that were served at home, int64.
+        served_MLS: Pairs that each of this rank's slots received, int64.
+        fell_back: Rows (micro-step, layer) that ran with all experts at home because a replica was missing.
+        forward_cpu_s: CPU seconds of forward expert compute in the calling thread. With one intra-op thread, this is all of the
+            compute. On a GPU, it is only the time to launch kernels.
+        backward_cpu_s: CPU seconds of backward expert compute in the calling thread, including recomputation.
     """
 
     timeline: Timeline | None
@@ -48,7 +48,7 @@ class StageSummary(ArrayValue):
     backward_cpu_s: float
 
     def to_dict(self) -> dict[str, Any]:
-        """Totals, for metrics and JSON."""
+        """Returns totals for metrics and JSON."""
         return {
             "drift": int(self.drift_ML.sum()), "served": int(self.served_MLS.sum()), "fell_back": len(self.fell_back),
             "retired": [] if self.timeline is None else list(self.timeline.retired),
@@ -65,17 +65,17 @@ class Runtime:
         ...  y_TH = runtime.moe(layer, x_TH, topk_TK, weight_TK)  in the model's forward; loss.backward() ...
         report = runtime.end()
 
-    All ranks of the group run the same passes in the same order. A layer's n-th forward in a stage is the micro-step that the
-    plan's schedule has n-th there; backward likewise. Layers may be checkpointed (``torch.utils.checkpoint``, both variants),
-    each by itself or in the blocks that the schedule names (``Schedule.block_L``).
+    All ranks of the group must run the same passes in the same order. The n-th forward pass of a layer in a stage belongs to the
+    n-th micro-step in the plan's schedule of that layer, and the same holds for backward passes. Layers may be checkpointed with
+    both variants of ``torch.utils.checkpoint``, either one by one or in the blocks of ``Schedule.block_L``.
+
+    After a `TransferError`, only `close` may be called. As a context manager, the runtime closes at the end of the block. If an
+    exception leaves the block, it is reported to the other ranks, so that they do not wait for this one.
 
     Args:
-        group: The EP group; a `Group`, a process group, or None for all ranks.
-        settings: Of the engine, the same on all ranks.
-        options: Fields of `EngineSettings`, such as ``backends=("collective",)``, in the place of what `settings` say.
-
-    After a `TransferError` only `close` may be called. As a context manager it closes, and an exception that leaves the block is
-    reported to the other ranks, so that they need not wait for this one.
+        group: EP group, given as a `Group`, a process group, or None for all ranks.
+        settings: Settings of the engine, which must be the same on all ranks.
+        options: Fields of `EngineSettings` that override `settings`, such as ``backends=("collective",)``.
     """
 
     def __init__(
@@ -98,18 +98,19 @@ class Runtime:
         self._closed = False
 
     def begin(self, plan: Plan, split_MLP: Array, *, routing: Routing | None = None, same_weights: bool = False) -> None:
-        """Starts a stage by a plan; collective.
+        """Starts a stage that follows a plan. Collective.
 
         Args:
-            plan: The same on all ranks, made for the bank's homes.
-            split_MLP: What the plan gives to this source: ``plan.rows_for(workload, rank)``.
-            routing: (micro-step, layer) -> the topk_TK that `moe` will get, on the host. Rows that all ranks know, and that are
-                as planned, exchange no counts, and no host waits for its device in them; but a row without its replica then
-                ends the step.
-            same_weights: Whether no rank has written a weight since the last plan began; see `Engine.begin`.
+            plan: Plan for the bank's homes, the same on all ranks.
+            split_MLP: Pairs that the plan assigns from this source to every slot, ``plan.rows_for(workload, rank)``.
+            routing: Mapping from (micro-step, layer) to the topk_TK that `moe` will receive, on the host. A row that all ranks
+                know and that matches the plan does not exchange counts, and its hosts do not wait for their devices. In return,
+                a missing replica of such a row ends the step.
+            same_weights: Whether no rank has written a weight since the previous plan began. See `Engine.begin`.
 
         Raises:
-            InputError: On all ranks: plan or routing do not fit, or the splits of all ranks do not sum up to the plan's quotas.
+            InputError: Plan or routing do not match the model, or the splits of all ranks do not sum to the plan's quotas.
+                Raised on all ranks.
         """
         self._require_idle()
         device = self.bank.device
@@ -123,57 +124,61 @@ class Runtime:
         self._start(PlannedStage(self._engine, plan, split_MLP, device, replay))
 
     def begin_home(self) -> None:
-        """Starts a stage without a plan: every pair goes to its expert's home, in any number and order of micro-steps."""
+        """Starts a stage without a plan, in which every pair goes to its expert's home. Micro-steps may run in any order."""
         self._require_idle()
         self._start(HomeStage(self.bank))
 
     def moe(self, layer: int, x_TH: torch.Tensor, topk_TK: torch.Tensor, weight_TK: torch.Tensor) -> torch.Tensor:
-        """Runs a layer's experts: ``y[t] = sum over k of weight[t, k] * expert topk[t, k] (x[t])``; collective, also backward.
+        """Computes a layer's experts: ``y[t] = sum over k of weight[t, k] * expert topk[t, k] (x[t])``.
+
+        Forward and backward are collective.
 
         Args:
-            layer: Index into the bank's layers.
-            x_TH: Tokens' hidden states in the dtype of the bank; T may be 0.
-            topk_TK: Any integer dtype, logical experts.
-            weight_TK: Floating point, router probabilities.
+            layer: Index of the layer in the bank.
+            x_TH: Hidden states of tokens in the dtype of the bank. T may be 0.
+            topk_TK: Logical experts of each token, any integer dtype.
+            weight_TK: Router probabilities, any floating-point dtype.
 
         Returns:
-            y_TH in the dtype of x, differentiable in x and weight. Backward adds the experts' gradients to the bank, also where
-            X needs none.
+            y_TH in the dtype of x, differentiable with respect to x and weight. Backward adds the experts' gradients to the bank,
+            even if x does not require a gradient.
 
         Raises:
-            InputError: Arguments that do not fit, or a layer that runs more often than the plan says.
+            InputError: Arguments do not match, or a layer runs more often than planned.
             TransferError: Weights or tokens did not arrive.
         """
         stage = self._running_stage()
         self._check(layer, x_TH, topk_TK, weight_TK)
-        # Inside a backward pass only checkpointing calls the layer: the forward runs again.
+        # Inside a backward pass, only checkpointing calls the layer, to run the forward again.
         m, phase = stage.use(layer, in_backward=torch._C._current_graph_task_id() != -1)
-        # Dtypes are the caller's; autocast would make forward and backward disagree on them.
+        # The caller chooses dtypes. Under autocast, forward and backward would use different ones.
         device = x_TH.device.type
         with torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else contextlib.nullcontext():
             route = self._route(stage, m, layer, phase, topk_TK)
             row = Row.of(self.bank, stage, self._time, m, layer, route.num_S, route.end_S)
             x_YH = Dispatch.apply(x_TH, self._anchor, route.by_token_Z, route.by_arrival_Y, route, stage.launch)
             y_YH = GroupedExperts.apply(x_YH, row, phase)
-            if phase != Phase.BACKWARD:  # a re-forward of this layer alone keeps its weights until backward
+            if phase != Phase.BACKWARD:  # recomputation of this layer alone keeps its weights until backward
                 stage.release(m, layer, phase)
             y_TH: torch.Tensor = Combine.apply(y_YH, weight_TK, route.by_slot_Z, route.by_slot_Y, route)
             stage.launch()
             return y_TH
 
     def end(self, *, partial: bool = False) -> StageSummary:
-        """Ends the stage: all gradients are home, and ``param.grad`` is set if the stage ran backward; collective with a plan.
+        """Ends the stage, after all gradients have reached the homes. Collective with a plan.
+
+        Sets ``param.grad`` if the stage ran backward.
 
         Args:
             partial: Whether the stage stops early, after the same pass on all ranks.
 
         Raises:
-            InputError: Uses of the plan were not run; or, on all ranks, a layer of one got another routing than `begin`: the
-                gradients are dropped then, also those of earlier stages that this one's were added to.
+            InputError: Some uses of the plan did not run, or the routing of a layer differs from that given to `begin`. The
+                latter is raised on all ranks, and all gradients are dropped, including those of earlier stages.
         """
         stage = self._running_stage()
         timeline = stage.end(partial=partial)
-        # Before any rank publishes: those that did would step without the others.
+        # Checked before any rank publishes gradients. Otherwise some ranks would step without the others.
         fault = stage.verdict()
         self._stage = None
         if fault:
@@ -189,7 +194,7 @@ class Runtime:
         )  # fmt: skip
 
     def close(self) -> None:
-        """Gives everything back; safe to call twice, and in the middle of a stage."""
+        """Releases all resources. May be called twice, or in the middle of a stage."""
         self._stage, self._closed = None, True
         try:
             if self._engine is not None:
@@ -208,20 +213,20 @@ class Runtime:
         self.close()
 
     def _route(self, stage: Stage, m: int, layer: int, phase: Phase, topk_TK: torch.Tensor) -> Route:
-        """Where the row's pairs go."""
+        """Returns the route of the row's pairs."""
         complete = stage.prepare(m, layer, phase)
         try:
             route = stage.replayed(m, layer, topk_TK)
             if route is None:
                 self._check_experts(topk_TK)
-        except InputError as error:  # of this rank alone, and the others wait for its tokens
+        except InputError as error:  # only on this rank, while the others wait for its tokens
             self.group.report(f"InputError: {error}")
             raise
         if route is None:
             route = self._found_route(stage, m, layer, phase, topk_TK, complete)
         elif not complete:
-            # The other ranks already send what the plan says: nobody asks them.
-            lack = f"a replica of micro-step {m}, layer {layer} could not be had, and its routing was known"
+            # The other ranks already send tokens as planned, without asking.
+            lack = f"a replica of micro-step {m}, layer {layer} is missing, and its routing was known"
             alone = TransferError(f"{lack}; begin the stage without `routing`, so that such rows run at home.")
             self.group.report(f"TransferError: {alone}")
             raise alone
@@ -230,9 +235,9 @@ class Runtime:
         return route
 
     def _found_route(self, stage: Stage, m: int, layer: int, phase: Phase, topk_TK: torch.Tensor, complete: bool) -> Route:
-        """Where the row's pairs go, at home if a replica is missing on any rank; collective."""
+        """Returns the route of the row's pairs, which is to their homes if a replica is missing on any rank. Collective."""
         slot_TK, num_drift = stage.slots(m, layer, topk_TK)
-        if (m, layer) in stage.fell_back:  # a re-forward follows its forward
+        if (m, layer) in stage.fell_back:  # recomputation follows the forward pass
             slot_TK = stage.at_home(layer, topk_TK)
         counts = exchange_counts(slot_TK.reshape(-1), stage.num_slots, self.group, complete)
         if not counts.complete:
@@ -267,10 +272,10 @@ class Runtime:
         if x_TH.dtype != self.bank.dtype:
             raise InputError(f"x is {x_TH.dtype} and the experts are {self.bank.dtype}; cast x.")
         if topk_TK.dtype == torch.bool or topk_TK.is_floating_point() or topk_TK.is_complex():
-            raise InputError(f"topk must be whole numbers, the experts of each token; got {topk_TK.dtype}.")
+            raise InputError(f"topk must hold the experts of each token as whole numbers; got {topk_TK.dtype}.")
 
     def _check_experts(self, topk_TK: torch.Tensor) -> None:
-        if topk_TK.numel() and not topk_TK.is_cuda:  # on a GPU the host would have to wait for the answer
+        if topk_TK.numel() and not topk_TK.is_cuda:  # on a GPU, the host would have to wait for the result
             low, high = (int(value) for value in topk_TK.long().aminmax())
             if low < 0 or high >= self.bank.num_experts:
                 raise InputError(f"topk holds experts {low} to {high}; there are {self.bank.num_experts}, from 0.")

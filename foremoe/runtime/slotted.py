@@ -1,4 +1,4 @@
-"""Known rows for dispatchers that find their own ways, as DeepEP's do: only the slots of pairs are made ahead."""
+"""Known rows for dispatchers with their own communication, such as DeepEP's. Only the slots of pairs are computed in advance."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,13 +19,13 @@ from foremoe.runtime.replay import Compared, require_shape
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Slotted:
-    """One row: int32 tensors on the device.
+    """One row, as int32 tensors on the device.
 
     Attributes:
-        expert_TK: Of holes any.
-        slot_TK: Physical slots; -1 for an expert that a token has twice, and in holes.
+        expert_TK: Experts of each token, arbitrary for holes.
+        slot_TK: Physical slots. -1 for an expert that a token has twice, and for holes.
         hole_I: Tokens whose routing is not known.
-        num_known: Pairs that have a slot.
+        num_known: Number of pairs that have a slot.
     """
 
     expert_TK: torch.Tensor
@@ -35,17 +35,17 @@ class Slotted:
 
 
 class SlottedRows(Compared):
-    """The rows whose routing is known on all ranks and as planned; any number of their tokens may be holes.
+    """Rows whose routing is known on all ranks and matches the plan. Any number of their tokens may be holes.
 
     Args:
-        routing: Rows that this source knows, [T, K].
-        split_MLP: What the plan gives to this source.
-        most_bytes: Of host memory for the slots; rows beyond are not known.
-        group: The EP group; making this object is collective.
-        device: Where layers run.
+        routing: Known rows of this source, [T, K].
+        split_MLP: Pairs that the plan assigns from this source to every slot.
+        most_bytes: Limit of host memory for the slots in bytes. Rows beyond the limit count as unknown.
+        group: The EP group. Creating this object is collective.
+        device: Device on which layers run.
 
     Attributes:
-        lack_ML: `Lack` of every row, the largest of all ranks.
+        lack_ML: Largest `Lack` of every row over all ranks.
     """
 
     def __init__(
@@ -89,11 +89,11 @@ class SlottedRows(Compared):
 
     @property
     def num_bytes(self) -> int:
-        """Host memory of the slots."""
+        """Host memory of the slots in bytes."""
         return int(self._numbers_X.nbytes)
 
     def row(self, micro_step: int, layer: int, shape: torch.Size) -> Slotted | None:
-        """A row's slots; None, on all ranks alike, if it is not known.
+        """Returns a row's slots, or None, on all ranks, if the row is not known.
 
         Raises:
             InputError: The routing has another shape than it had when the stage began.

@@ -1,4 +1,4 @@
-"""Stages: what the runtime asks between begin and end, with a plan (slots, weights and order are the plan's) and without one."""
+"""Stages, which give the runtime slots, weights and order between begin and end, with a plan or without one."""
 
 import abc
 from collections.abc import Mapping, Sequence
@@ -24,72 +24,72 @@ from foremoe.transfer.timeline import Timeline
 
 
 class Stage(abc.ABC):
-    """One running stage of one rank. Counts the passes of every layer, so that a call of a layer finds its micro-step."""
+    """Running stage of one rank. It counts the passes of every layer, to determine the micro-step of each call."""
 
-    num_slots: int  # of a rank
+    num_slots: int  # slots of a rank
 
     def __init__(self, home_slot_LE: Array, device: torch.device) -> None:
         self.num_layers = len(home_slot_LE)
         self._home_slot_LE = torch.from_numpy(home_slot_LE.astype(np.int64)).to(device)
         self._num_done = {phase: [0] * self.num_layers for phase in Phase}
         self.fell_back: list[tuple[int, int]] = []
-        self.drift: dict[tuple[int, int], torch.Tensor] = {}  # (micro-step, layer) -> pairs that the plan did not know
-        self.served: dict[tuple[int, int], list[int]] = {}  # (micro-step, layer) -> pairs that every slot of this rank served
+        self.drift: dict[tuple[int, int], torch.Tensor] = {}  # (micro-step, layer) -> pairs that are not planned
+        self.served: dict[tuple[int, int], list[int]] = {}  # (micro-step, layer) -> pairs that each slot of this rank served
 
     @abc.abstractmethod
     def use(self, layer: int, in_backward: bool) -> tuple[int, Phase]:
-        """The micro-step whose forward or re-forward it is now in a layer, and the use that this belongs to."""
+        """Returns the micro-step whose forward or recomputation now runs in a layer, and the phase of its use."""
 
     @abc.abstractmethod
     def slots(self, micro_step: int, layer: int, topk_TK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Physical slots of pairs, and how many of them no plan knew."""
+        """Returns the physical slots of pairs and the number of pairs that are not planned."""
 
     def replayed(self, micro_step: int, layer: int, topk_TK: torch.Tensor) -> Route | None:
-        """The route of a row that was known when the stage began; None if it must be found, on all ranks alike."""
+        """Returns the route of a row that was known when the stage began, or None, on all ranks, if it must be computed."""
         return None
 
     def verdict(self) -> str:
-        """Returns the reason why no rank may use what the stage computed, the same on all ranks; empty if there is none.
+        """Returns the reason why the stage's results must not be used, or an empty string.
 
-        Collective with a plan.
+        The result is the same on all ranks. Collective with a plan.
         """
         return ""
 
     def prepare(self, micro_step: int, layer: int, phase: int) -> bool:
-        """Gets weights ready as far as the host does, before the row's tokens are exchanged; False if a replica is missing."""
+        """Does the host's part of fetching weights, before the row's tokens are exchanged. Returns whether all replicas exist."""
         return True
 
     @abc.abstractmethod
     def weights(self, micro_step: int, layer: int, phase: int) -> Residency:
-        """What the slots hold; asked for just before the products."""
+        """Returns the content of the slots. Called just before the products."""
 
     def gradients(self, micro_step: int, layer: int) -> None:  # noqa: B027 (without a plan they were added at home)
-        """Backward of the row's experts is done."""
+        """Called when backward of the row's experts is done."""
 
     def release(self, micro_step: int, layer: int, phase: int) -> None:
-        """The use is over."""
+        """Called when the use is over."""
         self._num_done[Phase(phase)][layer] += 1
 
     def launch(self) -> None:  # noqa: B027 (without a plan nothing waits for it)
-        """The last exchange of the use is queued."""
+        """Called when the last exchange of the use is queued."""
 
     def fall_back(self, micro_step: int, layer: int) -> None:
-        """All ranks agreed that the row runs at home."""
+        """Called when all ranks have agreed that the row runs at home."""
         self.fell_back.append((micro_step, layer))
 
     @abc.abstractmethod
     def end(self, *, partial: bool) -> Timeline | None:
-        """Finishes the stage; collective with a plan."""
+        """Ends the stage. Collective with a plan."""
 
     def at_home(self, layer: int, topk_TK: torch.Tensor) -> torch.Tensor:
-        """int64 [T, K]: the home slots of pairs."""
+        """Returns the home slots of pairs, int64 [T, K]."""
         return self._home_slot_LE[layer][topk_TK.long()]
 
     def counts(self) -> tuple[Array, Array]:
-        """drift_ML and served_MLS of `StageSummary`; zero for rows that did not run."""
+        """Returns drift_ML and served_MLS of `StageSummary`, which are zero for rows that did not run."""
         drift_ML = np.zeros((self.num_micro_steps, self.num_layers), np.int64)
         served_MLS = np.zeros((*drift_ML.shape, self.num_slots), np.int64)
-        if self.drift:  # together, as each would wait for the device by itself
+        if self.drift:  # read all at once, because each read waits for the device
             drift_ML[tuple(np.array([*self.drift]).T)] = torch.stack([*self.drift.values()]).cpu().numpy()
         for row, num_S in self.served.items():
             served_MLS[row] = num_S
@@ -97,12 +97,12 @@ class Stage(abc.ABC):
 
     @property
     def num_micro_steps(self) -> int:
-        """M."""
+        """Number of micro-steps, M."""
         return max(self._num_done[Phase.FORWARD])
 
 
 class HomeStage(Stage):
-    """Without a plan: every pair goes to its expert's home; any number of micro-steps, in any order."""
+    """Stage without a plan, in which every pair goes to its expert's home. Any number of micro-steps may run in any order."""
 
     def __init__(self, bank: ExpertBank) -> None:
         super().__init__(bank.home_LE, bank.device)
@@ -130,7 +130,7 @@ class HomeStage(Stage):
 
 
 class PlannedOrder:
-    """In which order a plan's schedule runs micro-steps through each layer."""
+    """Order in which a plan's schedule runs micro-steps through each layer."""
 
     def __init__(self, plan: Plan) -> None:
         uses = plan.header.schedule.uses(plan.L)
@@ -140,14 +140,14 @@ class PlannedOrder:
         }
 
     def use(self, layer: int, in_backward: bool, num_done: Mapping[Phase, Sequence[int]]) -> tuple[int, Phase]:
-        """See `Stage.use`.
+        """Returns the micro-step and the phase of the use, as described in `Stage.use`.
 
         Args:
-            num_done: How often each layer has run, by phase.
+            num_done: Number of times that each layer has run, by phase.
         """
         phase = Phase.FORWARD
         if in_backward:
-            # Layers that are re-forwarded together have a use of its own for it.
+            # The recomputation of layers in a block is a separate use.
             phase = Phase.REFORWARD if self._order[Phase.REFORWARD][layer] else Phase.BACKWARD
         order, done = self._order[phase][layer], num_done[phase][layer]
         if done >= len(order):
@@ -157,7 +157,10 @@ class PlannedOrder:
 
 
 class PlannedStage(Stage):
-    """With a plan, which the engine has begun; `split_MLP` is what the plan gives to this source, `replay` the rows it knows."""
+    """Stage with a plan that the engine has begun.
+
+    `split_MLP` holds the pairs that the plan assigns from this source to every slot, and `replay` the known rows.
+    """
 
     def __init__(
         self, engine: Engine, plan: Plan, split_MLP: Array, device: torch.device, replay: ReplayedRows | None = None
@@ -171,7 +174,7 @@ class PlannedStage(Stage):
         self._planned_ML = self._intervals(split, expert)
 
     def _intervals(self, split_MLP: torch.Tensor, expert_MLP: torch.Tensor) -> Any:
-        """What rows need of the plan, of all rows at once."""
+        """Returns the part of the plan that `remap` needs, for all rows at once."""
         return Intervals.of(split_MLP, expert_MLP, self._home_slot_LE)
 
     def use(self, layer: int, in_backward: bool) -> tuple[int, Phase]:
@@ -190,7 +193,7 @@ class PlannedStage(Stage):
 
     def verdict(self) -> str:
         fault = "" if self._replay is None else self._replay.verdict()
-        return f"{fault}, and went to these; drop this step, and leave rows out that are not replayed." if fault else ""
+        return f"{fault}, and were sent to the latter; drop this step, and leave out rows that are not replayed." if fault else ""
 
     def prepare(self, micro_step: int, layer: int, phase: int) -> bool:
         return self._engine.prepare(micro_step, layer, phase)
@@ -221,13 +224,13 @@ class PlannedStage(Stage):
 
 
 def agree_on_split(group: Group, plan: Plan, split_MLP: Array, home_LE: Array, device: torch.device) -> Array:
-    """Checks on all ranks that quotas will be met exactly: every slot gets what its rank computes for; collective.
+    """Checks on all ranks that the splits of all sources meet every slot's quota exactly. Collective.
 
     Returns:
-        received_GMLS: int64, the pairs that the plan gives to this rank's slots, by source.
+        received_GMLS: Pairs that the plan assigns to this rank's slots, by source, int64.
 
     Raises:
-        InputError: On all ranks, with the first fault of any of them.
+        InputError: A split does not meet the quotas. Raised on all ranks with the same message.
     """
     G, M, L, S = group.size, plan.M, plan.L, plan.S
     answers = group.gather((split_fault(plan, split_MLP, home_LE, G), (M, L, S)))
@@ -243,7 +246,7 @@ def agree_on_split(group: Group, plan: Plan, split_MLP: Array, home_LE: Array, d
 
 
 def exchange_splits(group: Group, split_MLP: Array, device: torch.device) -> Array:
-    """int64 [G, M, L, S]: the pairs that every source sends to this rank's slots, from what each sends; collective."""
+    """Returns the pairs that every source sends to this rank's slots, int64 [G, M, L, S]. Collective."""
     M, L, P = split_MLP.shape
     sent_GMLS = np.moveaxis(np.array(split_MLP, np.int64).reshape(M, L, group.size, -1), 2, 0)
     sent = torch.from_numpy(np.ascontiguousarray(sent_GMLS).reshape(group.size, -1)).to(device)
@@ -254,7 +257,7 @@ def exchange_splits(group: Group, split_MLP: Array, device: torch.device) -> Arr
 
 
 def split_fault(plan: Plan, split_MLP: Array, home_LE: Array, num_ranks: int) -> str:
-    """Why a rank cannot run a plan with this split, by what it knows alone; empty if it can."""
+    """Returns the reason why a rank cannot run a plan with this split, or an empty string. Uses only data of this rank."""
     shape = (plan.M, plan.L, plan.G * plan.S)
     if np.shape(split_MLP) != shape:
         return f"split_MLP must have shape {shape}; got {np.shape(split_MLP)}. It is plan.rows_for(workload, rank)."
@@ -267,7 +270,7 @@ def split_fault(plan: Plan, split_MLP: Array, home_LE: Array, num_ranks: int) ->
 
 
 def received_fault(plan: Plan, rank: int, received_MLS: Array) -> str:
-    """Where the splits of all sources for this rank's slots do not sum up to its quotas; empty if they do everywhere."""
+    """Returns a message about the first slot of this rank whose splits do not sum to its quota, or an empty string."""
     wrong = np.argwhere(received_MLS != plan.quota_MLGS[:, :, rank])
     if not len(wrong):
         return ""

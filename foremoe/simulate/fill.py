@@ -12,10 +12,10 @@ from foremoe.simulate.state import Fills
 
 
 def fill_inputs(problem: Problem, plan: Plan, t: TransferList) -> tuple[Fills, Array]:
-    """Returns the fills of the host stores, each expert once per node; and int64 [C], the fill that each copy reads, -1 for none.
+    """Returns the fills of the host stores, and the fill that each copy reads, or -1, int64 [C].
 
-    The home rank writes its node's store. For another node it sends the expert over RDMA to the first rank that reads it, which
-    writes it, as `transfer.PinnedHost` does.
+    Each expert is stored once per node. The home rank writes its node's store. For another node, it sends the expert over RDMA to
+    the first rank that reads it, which writes it to the store, like `transfer.PinnedHost`.
     """
     by_host_H = np.flatnonzero(t.link_C == Link.HOST)
     layer_H, expert_H, dst_H = (column_C[by_host_H].astype(np.int64) for column_C in (t.layer_C, t.expert_C, t.dst_C))

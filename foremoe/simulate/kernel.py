@@ -1,10 +1,10 @@
-"""The clock of the simulator: uses run one after the other, exchanges in step, copies in parallel.
+"""Kernel of the simulator, which runs uses one after another, exchanges on all ranks together, and copies in parallel.
 
 Copies and gradients that a use enables start after its last exchange. Ranks wait for copies between the first exchange and their
 experts.
 
-Copies have one clock for each link class, which stops while an exchange keeps the class busy: exchanges have priority on a link,
-and copies use the remaining time. On a link, copies run one after the other in the order in which they are needed.
+Copies have one clock for each link class, which stops while an exchange occupies the class. Exchanges therefore have priority on
+a link, and copies use the remaining time. On a link, copies run one after another in the order in which they are needed.
 """
 
 import numpy as np
@@ -23,7 +23,7 @@ NOW, PEER_CLOCK, RDMA_CLOCK = range(3)
 
 @kernel
 def run_uses(low, high, stage, copies, returns, state, record):
-    """Runs uses [low, high); ranks are free at `state.free_at_G`."""
+    """Runs uses [low, high). Ranks become free at `state.free_at_G`."""
     clock = state.clock
     for u in range(low, high):
         if u == 0:
@@ -39,7 +39,7 @@ def run_uses(low, high, stage, copies, returns, state, record):
 
 @kernel
 def _run_forward(u, stage, copies, returns, state, record):
-    """Attention, then the experts; copies for later uses start unless backward of the layer follows in this one."""
+    """Runs attention, then the experts. Copies for later uses start, unless backward of the layer follows in the same use."""
     n, m, phase = stage.row_U[u], stage.micro_step_U[u], stage.phase_U[u]
     clock, parts = state.clock, state.parts
     begin = clock[NOW]
@@ -68,7 +68,7 @@ def _run_forward(u, stage, copies, returns, state, record):
 
 @kernel
 def _run_backward(u, stage, copies, returns, state, record):
-    """The experts, then attention; gradients of replicas leave, and copies for later uses start."""
+    """Runs the experts, then attention. Gradients of replicas are sent, and copies for later uses start."""
     n, m = stage.row_U[u], stage.micro_step_U[u]
     clock, parts = state.clock, state.parts
     begin, late = clock[NOW], clock[NOW]
@@ -113,8 +113,8 @@ def _exchange(n, part, stage, state, record):
 
 @kernel
 def _compute(u, back, stage, copies, returns, state, record):
-    """The experts of all ranks, `back` or forward. A rank's first products of a use wait for its weights and, in a backward use,
-    until its gradient buffers can be zeroed: for nothing of another rank."""
+    """Runs the experts of all ranks, in backward if `back`. A rank's first products wait for its weights and, in a backward use,
+    until its gradient buffers can be zeroed, but not for other ranks."""
     n, clock, parts = stage.row_U[u], state.clock, state.parts
     begin, begin_G = clock[NOW], np.full(state.free_at_G.size, clock[NOW])
     took_G = stage.back_NG[n] if back else stage.compute_NG[n]
@@ -140,7 +140,7 @@ def _compute(u, back, stage, copies, returns, state, record):
 
 @kernel
 def _slowest(begin_G, took_G):
-    """When the last rank's experts are done."""
+    """Returns the time when the last rank's experts are done."""
     last = 0.0
     for g in range(begin_G.size):
         last = max(last, begin_G[g] + took_G[g])
@@ -149,13 +149,13 @@ def _slowest(begin_G, took_G):
 
 @kernel
 def _behind(link, state):
-    """How far the clock of a link class is behind the time."""
+    """Returns how far the clock of a link class is behind the time."""
     return 0.0 if link == _HOST else state.clock[PEER_CLOCK] if link == _PEER else state.clock[RDMA_CLOCK]
 
 
 @kernel
 def _send(ready, src, dst, link, took, stage, state):
-    """Puts a copy on its links; returns when it starts."""
+    """Puts a copy on its links. Returns its start time."""
     if link == _HOST:
         start = max(ready, state.host_G[dst])
         state.host_G[dst] = start + took
@@ -180,8 +180,8 @@ def _send(ready, src, dst, link, took, stage, state):
 
 @kernel
 def _stored_s(f, stage, fills, state):
-    """When the host store has expert `f`. It was written in the background, as soon as its links were free, before what comes
-    after it in the order of need."""
+    """Returns the time when fill `f` is in the host store. Fills run in the background, as soon as their links are free, in the
+    order of need."""
     if fills.end_F[f] < 0.0:
         stored, home, writer = 0.0, fills.home_F[f], fills.writer_F[f]
         if home != writer:
@@ -199,7 +199,7 @@ def _start_copy(c, ready_s, stage, copies, state):
     link = copies.link_C[c]
     ready = ready_s - _behind(link, state)
     parent = copies.parent_C[c]
-    if parent >= 0:  # a relay passes on what has arrived
+    if parent >= 0:  # a relay waits for its own copy
         arrived = copies.end_C[parent] + _behind(copies.link_C[parent], state)
         ready = max(ready, arrived - _behind(link, state))
     if copies.fill_C[c] >= 0:
@@ -210,7 +210,7 @@ def _start_copy(c, ready_s, stage, copies, state):
 
 @kernel
 def _issue(u, stage, copies, state):
-    """Starts the copies that may start at the begin of use `u`: the exchange that ended the use before it is over."""
+    """Starts the copies that may start at the beginning of use `u`, when the last exchange of the previous use is over."""
     if u >= copies.ahead_U.size - 1:
         return
     for i in range(copies.ahead_U[u], copies.ahead_U[u + 1]):
@@ -234,7 +234,7 @@ def _await_weights(u, copies, state, begin_G):
 
 @kernel
 def _await_buffers(n, returns, state, begin_G):
-    """A gradient buffer is zeroed when what it held has left."""
+    """Makes ranks wait until the previous gradients have left their buffers, which can then be zeroed."""
     for a in range(returns.first_N[n], returns.first_N[n + 1]):
         g, r = returns.src_A[a], returns.slot_A[a]
         turn = state.turn[g, r] % state.ring.shape[2]
@@ -268,7 +268,7 @@ def hold(until_s, part, state):
 
 @kernel
 def work(seconds_G, part, state):
-    """Adds to every rank some seconds of its own work."""
+    """Adds seconds of its own work to every rank."""
     begin = state.clock[NOW]
     for g in range(seconds_G.size):
         state.free_at_G[g] += seconds_G[g]

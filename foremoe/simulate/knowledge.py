@@ -1,4 +1,4 @@
-"""Compares kinds of foresight, with their overhead: one planner, simulated on the real load."""
+"""Comparison of kinds of foresight, with their overhead, for one planner simulated on the real load."""
 
 import contextlib
 import dataclasses
@@ -23,22 +23,26 @@ def simulate_foresight(
 ) -> list[dict[str, Any]]:
     """Plans the same groups under every kind of foresight and simulates them on the actual load.
 
-    MoE-GPS (arXiv 2506.07366) asks which prediction is worth its overhead. Here the overhead is the planner's CPU time, and its
+    MoE-GPS (arXiv 2506.07366) asks which prediction is worth its overhead. Here, the overhead is the planner's CPU time, and its
     exposed part is added to the stage.
 
     Args:
         groups: EP groups of one stage, each with its own load.
-        views: Kinds of foresight by name; None is static placement, which needs no plan.
-        system: Its planner's foresight is replaced by every view. Default: the default planner.
-        options: As for `simulate_systems`, without `num_threads`: one thread plans, so that its CPU time counts all planning.
+        views: Kinds of foresight by name. None is static placement, which needs no plan.
+        system: System whose planner's foresight is replaced by each view. Defaults to the default planner.
+        options: Options of `simulate_systems`, except `num_threads`. One thread plans, so that its CPU time counts all planning.
 
     Returns:
-        One dict per view: ``foresight`` (its name), the figures of `simulate_systems`, ``copy_bytes`` (weights and gradients of
-        replicas in one EP group's stage), ``plan_cpu_s`` (of one group, on this machine), ``plan_exposed_s`` (see
-        `exposed_planning`) and ``net_speedup_vs_static`` (of the stage with its exposed planning, over static).
+        One dict per view, with the figures of `simulate_systems` and:
+
+        * ``foresight``: name of the view,
+        * ``copy_bytes``: bytes of replicas' weights and gradients in one EP group's stage,
+        * ``plan_cpu_s``: CPU seconds of planning one group on this machine,
+        * ``plan_exposed_s``: exposed seconds of planning (see `exposed_planning`),
+        * ``net_speedup_vs_static``: speed-up of the stage, including its exposed planning, over static placement.
 
     Raises:
-        InputError: As `simulate_systems`, or the planner cannot plan under one of the views.
+        InputError: `simulate_systems` raises it, or the planner cannot plan under one of the views.
     """
     system = system or System()
     planner = system.planner
@@ -64,9 +68,9 @@ def simulate_foresight(
 
 
 def load_kernels(planner: Planner, groups: Sequence[Problem]) -> None:
-    """Plans one row, so that loading a process's kernels does not count as planning time."""
+    """Plans one row, so that loading the process's kernels does not count as planning time."""
     for problem in groups[:1]:
-        with contextlib.suppress(InputError):  # whoever plans in earnest says what is wrong
+        with contextlib.suppress(InputError):  # the actual planning reports the error
             dataclasses.replace(planner, home=Keep()).plan(problem[:1].layers([0]), num_threads=1)
 
 
@@ -82,10 +86,10 @@ def planning_figures(row: Mapping[str, Any], view: Foresight | None, groups: Seq
 def exposed_planning(view: Foresight, cpu_s: float, timeline_s: float, problem: Problem) -> float:
     """Returns the seconds of planning that do not overlap with execution, if all micro-steps take equally long.
 
-    A micro-step is planned while the one before it runs. With foresight ``"previous"`` planning can begin only after the forward
-    of the one before, so that it overlaps with its backward alone (in the recompute stage, with nothing), and the first
-    micro-step has been planned before the stage. Other kinds know all loads after rollout: the first micro-step's plan is
-    exposed, an upper bound if samples are planned as they arrive (`PlanStream`).
+    A micro-step is planned while the previous one runs. With foresight ``"previous"``, planning can begin only after the forward
+    pass of the previous micro-step. It then overlaps only with backward, and in the recompute stage it does not overlap at all.
+    The first micro-step is planned before the stage. With other kinds of foresight, all loads are known after rollout, and the
+    first micro-step's planning is exposed. That is an upper bound if samples are planned as they arrive (`PlanStream`).
     """
     each_s, hides_s = cpu_s / problem.M, timeline_s / problem.M
     if view != "previous":

@@ -1,4 +1,4 @@
-"""Finds the busiest ranks and NICs of an exchange."""
+"""Busiest ranks and NICs of an exchange."""
 
 from foremoe.base.compiled import kernel
 
@@ -7,9 +7,9 @@ from foremoe.base.compiled import kernel
 
 @kernel
 def add_row(n, peer_2G, rdma_2G, rows, seconds_2, nic_2Y, total_2G):
-    """Writes how long row `n` keeps its busiest rank and NIC busy, and adds its traffic to `total_2G` with its weight.
+    """Writes the busy seconds of row `n` on its busiest rank and NIC, and adds its weighted traffic to `total_2G`.
 
-    `seconds_2` are the seconds of one pair or message by link class; `nic_2Y` is scratch space.
+    `seconds_2` holds the seconds of one pair or message by link class, and `nic_2Y` is scratch space.
     """
     nic_2Y[:] = 0
     for g in range(peer_2G.shape[1]):

@@ -1,4 +1,4 @@
-"""`simulate_pipeline`: simulates the ranks of a pipeline, each with a plan of its own layers, and their waits for each other."""
+"""`simulate_pipeline`: simulates the ranks of a pipeline, each with a plan of its own layers, and their mutual waits."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,14 +19,14 @@ from foremoe.simulate.stage import StageRun
 
 
 class PipelineRank(NamedTuple):
-    """One pipeline rank: the problem and the plan of its layers."""
+    """Problem and plan of the layers of one pipeline rank."""
 
     problem: Problem
     plan: Plan
 
 
 def pipeline_problems(problem: Problem, pp: int, vpp: int = 1) -> list[Problem]:
-    """Splits a problem over pipeline ranks: contiguous layers (`vpp` chunks per rank, in turn), 1F1B or interleaved.
+    """Splits a problem over pipeline ranks, with contiguous layers in `vpp` chunks per rank, and a 1F1B or interleaved schedule.
 
     Raises:
         InputError: There are more chunks than layers, or an interleaved schedule does not allow this number of micro-steps.
@@ -53,14 +53,14 @@ def simulate_pipeline(
     ranks: Sequence[PipelineRank], *, prefetch: int = 2, known: str = "rollout", plan_s: float = 0.0, share_links: bool = True,
     outside_s_MG: Array | None = None, full_stores: bool = False,
 ) -> list[Simulation]:  # fmt: skip
-    """Simulates the timelines of all pipeline ranks; all have the length of the slowest.
+    """Simulates the timelines of all pipeline ranks, which all have the length of the slowest one.
 
-    A pass waits for the same micro-step's pass on the pipeline rank (chunk) before it, in backward after it, and for its
-    activations, sent as one message by the slowest EP rank. Pipeline ranks do not share links.
+    A pass waits for the same micro-step's pass in the previous chunk, or in the next chunk in backward. It also waits for the
+    activations, which the slowest EP rank sends as one message. Pipeline ranks do not share links.
 
     Args:
         ranks: Pipeline ranks in order, with the schedules of `pipeline_problems`.
-        outside_s_MG: Seconds outside the MoE layers in the last chunk. This and the other options are as in `simulate`.
+        outside_s_MG: Seconds outside the MoE layers in the last chunk. The remaining options are those of `simulate`.
 
     Raises:
         InputError: The schedules wait for each other.
@@ -80,7 +80,7 @@ def simulate_pipeline(
     ]
     vpp = ranks[0].plan.header.schedule.num_chunks
     last = pp * vpp - 1
-    done: dict[tuple[int, int, int], float] = {}  # (position of the micro-step, chunk of the model, phase) -> when it was over
+    done: dict[tuple[int, int, int], float] = {}  # (position of the micro-step, chunk of the model, phase) -> end time
     next_pass = [0] * pp
     while any(next_pass[s] < runs[s].num_passes for s in range(pp)):
         moved = False
@@ -105,11 +105,11 @@ def simulate_pipeline(
 
 
 def plan_pipeline(problem: Problem, planner: Planner, pp: int, vpp: int = 1) -> list[PipelineRank]:
-    """Plans every pipeline rank."""
+    """Plans every pipeline rank of a problem that `pipeline_problems` splits."""
     return [PipelineRank(problem=one, plan=planner.plan(one)[0]) for one in pipeline_problems(problem, pp, vpp)]
 
 
 def _message_s(problem: Problem, micro_step: int) -> float:
-    """Seconds of a micro-step's activations from one pipeline rank to the next."""
+    """Returns the seconds to send a micro-step's activations from one pipeline rank to the next."""
     tokens = 0 if problem.tokens_MG is None else int(problem.tokens_MG[micro_step].max())
     return problem.cluster.copy_seconds(tokens * problem.model.token_bytes)[1]

@@ -1,4 +1,4 @@
-"""Converts a problem and its plan to the simulator's arrays, and its clocks back to time."""
+"""Conversion of a problem and its plan to the simulator's arrays, and of its clocks to time."""
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from foremoe.simulate.traffic import Exchange, exchange
 
 
 def stage_inputs(problem: Problem, plan: Plan, uses: Uses, plan_s: float, share_links: bool) -> tuple[Stage, Array]:
-    """Returns the `Stage`, and float64 [W, G]: seconds that exchanges keep each of `LINKS` busy over the stage."""
+    """Returns the `Stage`, and the seconds that exchanges keep each of `LINKS` busy over the stage, float64 [W, G]."""
     model, cluster = problem.model, problem.cluster
     row_U = uses.micro_step_U.astype(np.int64) * problem.L + uses.layer_U
     is_backward_U = uses.phase_U == Phase.BACKWARD
@@ -43,7 +43,7 @@ def stage_inputs(problem: Problem, plan: Plan, uses: Uses, plan_s: float, share_
     busy_NG = busy_NGS.sum(axis=2)
     back_NG = cluster.backward_ratio * compute_NG + cluster.backward_slot_s * busy_NG
     compute_NG += cluster.slot_overhead_s * busy_NG
-    # Without host stores nothing comes from one: a law.
+    # Without host stores, a plan has no copies from them.
     rate_3 = np.array([cluster.peer_bytes_per_s, cluster.rdma_bytes_per_s, cluster.host_bytes_per_s or np.inf])
     return_3 = np.minimum(rate_3, cluster.return_bytes_per_s or np.inf)
     latency_3 = np.array([cluster.peer_latency_s, cluster.rdma_latency_s, cluster.host_latency_s])
@@ -60,9 +60,9 @@ def stage_inputs(problem: Problem, plan: Plan, uses: Uses, plan_s: float, share_
 
 
 def _window_seconds(problem: Problem, compute_NG: Array, back_NG: Array, sent: Exchange) -> Array:
-    """float64 [M, G]: what precedes the experts, and waits for the host where that is slower than a micro-step's layers.
+    """Returns the seconds before the experts, including waits for a host that is slower than the layers, float64 [M, G].
 
-    The host's queue levels layers out, so that the mean layer of a micro-step counts.
+    The host's queue averages over layers, so the mean layer of a micro-step counts.
     """
     window_MG, cluster = window_seconds(problem), problem.cluster
     if not cluster.host_layer_s:
@@ -77,7 +77,7 @@ def _window_seconds(problem: Problem, compute_NG: Array, back_NG: Array, sent: E
 
 
 def copy_inputs(problem: Problem, plan: Plan, num_uses: int, prefetch: int, known: str) -> Copies:
-    """Returns the plan's copies in the order in which they start; see `start_positions`."""
+    """Returns the plan's copies in the order in which they start. See `start_positions`."""
     t = plan.transfers if plan.executable else TransferList.none()
     relays, need_C = relays_of(plan, t), t.need_C.astype(np.int64)
     late_C = (t.phase_C == Phase.FORWARD) & (known == "router")
@@ -98,7 +98,7 @@ def copy_inputs(problem: Problem, plan: Plan, num_uses: int, prefetch: int, know
 
 
 def return_inputs(plan: Plan) -> tuple[Returns, Replicas]:
-    """Returns the gradients of all replicas, row by row in the order in which they are sent, and their replicas."""
+    """Returns the gradients of all replicas, row by row in the order of sending, and their replicas."""
     returns_any = plan.executable and plan.header.schedule.trains
     replicas = Replicas.of(plan, np.full((plan.M, plan.L), returns_any))
     round_Z = rounds_of(replicas.row_Z, replicas.slot_Z, replicas.rank_Z, replicas.home_Z, plan.header.cluster)
@@ -120,16 +120,16 @@ def empty_state(problem: Problem, stage: Stage) -> State:
 
 
 def empty_record(num_uses: int, num_ranks: int) -> Record:
-    """Allocates the timeline; a use has at most four exchanges."""
+    """Allocates the timeline. A use has at most four exchanges."""
     window_UG, wait_UG, compute_UG = np.zeros((3, num_uses, num_ranks), np.float32)
     at_2X, took_2X = np.zeros((2, 2, 4 * num_uses))
     return Record(np.zeros((6, num_uses)), window_UG, wait_UG, compute_UG, at_2X, took_2X, np.zeros(1, np.int64))
 
 
 def wall_seconds(clock_A: Array, link_A: Array, record: Record, *, begin: bool = False) -> Array:
-    """Converts link clocks `clock_A` to time, by adding the exchanges before them.
+    """Converts link clocks `clock_A` to time by adding the exchanges before them.
 
-    A clock stands during an exchange: copies end before it and `begin` after it, whichever way the clock was rounded.
+    A clock stops during an exchange. Regardless of rounding, copies end before the exchange, and with `begin` start after it.
     """
     out_A = clock_A.astype(np.float64)
     read_A = out_A * (1.0 + 1e-12 if begin else 1.0 - 1e-12)

@@ -1,4 +1,4 @@
-"""Simulation: the timeline of one stage of one EP group, and its time by part."""
+"""`Simulation`: the timeline of one stage of one EP group, and its time by part."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -15,14 +15,14 @@ LINKS = ("peer out", "peer in", "rdma out", "rdma in", "host in")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """Seconds of a stage by what the slowest rank did or waited for; they add up to its length.
+    """Seconds of a stage by the activity of the slowest rank. The parts add up to the length of the stage.
 
     Attributes:
-        window_s: Work before the experts: attention of the slowest rank.
+        window_s: Work before the experts, mostly attention, on the slowest rank.
         dispatch_s: Sending tokens to the experts.
-        compute_s: Experts of the slowest rank.
+        compute_s: Expert compute on the slowest rank.
         combine_s: Sending outputs back.
-        transfer_s: Waiting for weights, and compute lost to copies.
+        transfer_s: Waiting for weights, and compute time lost to copies.
         gradient_s: Waiting for replica gradients to leave their buffers, or to arrive at the end.
         planning_s: Exposed planning (online balancing).
         outside_s: Work outside the MoE layers.
@@ -45,7 +45,7 @@ class Parts:
         return sum(getattr(self, name) for name in PARTS)
 
     def to_dict(self) -> dict[str, float]:
-        """Returns the seconds by name of the part."""
+        """Returns the seconds of every part by name."""
         return dataclasses.asdict(self)
 
 
@@ -54,33 +54,33 @@ PARTS = tuple(part.name for part in dataclasses.fields(Parts))
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Simulation(ArrayValue):
-    """One stage of one EP group: its events, in seconds since the stage began.
+    """Events of one stage of one EP group, in seconds since the beginning of the stage.
 
-    The window of a backward use includes the activation recomputation of its layer, if there is any, with its waits.
+    The window of a backward use includes the activation recomputation of its layer, if any, with its waits.
 
     Attributes:
         micro_step_U: Micro-step of every use, in order of execution.
         layer_U: Layer of every use.
         phase_U: `Phase` of every use.
         start_U: Time at which the group begins the use.
-        window_U: Time at which the slowest rank is ready, so that dispatch begins.
+        window_U: Time at which the slowest rank is ready and dispatch begins.
         dispatched_U: Time at which all tokens have reached their experts.
-        ready_U: Time at which replicas are in place on all ranks; each rank computes as soon as its own are.
+        ready_U: Time at which replicas are in place on all ranks. Each rank computes as soon as its own replicas are.
         computed_U: Time at which the slowest rank's experts are done.
         end_U: Time at which the use is over on all ranks.
-        window_UG: Seconds of attention per rank, float32.
+        window_UG: Seconds of the window per rank, float32.
         wait_UG: Seconds per rank from `dispatched_U` until its replicas are in place, float32.
         compute_UG: Seconds of expert compute per rank, float32.
         copy_start_C: Start of every copy of ``plan.transfers``.
         copy_end_C: End of every copy of ``plan.transfers``.
         return_micro_step_A: Micro-step of every returned replica gradient.
-        return_layer_A: Its layer.
-        return_expert_A: Its expert.
-        return_src_A: Its source rank.
-        return_dst_A: Its home rank.
-        return_start_A: Time at which its return starts.
-        return_end_A: Time at which it arrives.
-        link_busy_WG: Seconds that each of `LINKS` is busy, exchanges included.
+        return_layer_A: Layer of every returned gradient.
+        return_expert_A: Expert of every returned gradient.
+        return_src_A: Rank that sends every returned gradient.
+        return_dst_A: Home rank of every returned gradient.
+        return_start_A: Time at which every return starts.
+        return_end_A: Time at which every return arrives.
+        link_busy_WG: Seconds that each of `LINKS` is busy, including exchanges.
     """
 
     micro_step_U: Array = array(np.int32)
@@ -117,6 +117,6 @@ class Simulation(ArrayValue):
         return self.parts.total_s
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the totals, for JSON."""
+        """Returns the totals for JSON."""
         busy = {name: float(self.link_busy_WG[k].max()) for k, name in enumerate(LINKS)}
         return {"stage_s": self.total_s, **self.parts.to_dict(), "link_busy_s": busy}

@@ -1,4 +1,4 @@
-"""Gains: a stage is simulated with experts at home, with even routing and with the plan."""
+"""Gains of a plan, from simulations of a stage with experts at home, with even routing and with the plan."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -20,12 +20,12 @@ from foremoe.solvers.home.price import price_L
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gain:
-    """The gain of a plan, for summaries, tables, pages and examples.
+    """Gain of a plan, for summaries, tables, pages and examples.
 
     Attributes:
         static_s: Seconds of the simulated stage with every expert at home.
-        planned_s: Seconds with the plan and every move of homes.
-        balanced_s: Seconds with even routing: the time of perfect balance alone.
+        planned_s: Seconds with the plan, including moves of homes.
+        balanced_s: Seconds with even routing, which is the time of perfect balance.
         standing: Whether the cluster's constants are calibrated (`Cluster.standing`).
     """
 
@@ -41,7 +41,7 @@ class Gain:
 
     @property
     def share_of_balanced(self) -> float:
-        """Throughput as a share of throughput with even routing."""
+        """Throughput as a share of the throughput with even routing."""
         return self.balanced_s / self.planned_s
 
     def __str__(self) -> str:
@@ -54,11 +54,11 @@ class StageRuns:
     """Three simulations of one stage of one EP group, on the same tokens.
 
     Attributes:
-        static: With every expert at home.
-        planned: With the plan.
-        balanced: With even routing.
-        ends_s: Seconds by part at the end of the stage; the same for every plan.
-        moves_s: Seconds in which homes move before the planned stage.
+        static: Simulation with every expert at home.
+        planned: Simulation with the plan.
+        balanced: Simulation with even routing.
+        ends_s: Seconds by part at the end of the stage, which are the same for every plan.
+        moves_s: Seconds to move homes before the planned stage.
         trainer: Optimizer, EP groups and time outside the stage.
     """
 
@@ -70,25 +70,25 @@ class StageRuns:
     trainer: Trainer = field(default_factory=Trainer)
 
     def parts(self) -> dict[str, dict[str, float]]:
-        """Seconds by part of the three runs; each adds up to its stage."""
+        """Returns the seconds by part of the three runs. Each run's parts add up to the length of its stage."""
         runs = {"static": self.static, "planned": self.planned, "balanced": self.balanced}
         parts = {name: {**run.parts.to_dict(), **self.ends_s} for name, run in runs.items()}
         parts["planned"]["moves_s"] = self.moves_s
         return parts
 
     def gains(self) -> dict[str, Any]:
-        """Returns stage seconds and the plan's gains: of the stage, of a whole step, and against even routing."""
+        """Returns stage seconds and the plan's gains in the stage, in a whole step, and against even routing."""
         static_s, planned_s, balanced_s = (sum(parts.values()) for parts in self.parts().values())
         return stage_gains(static_s, planned_s, balanced_s, self.trainer)
 
     def gain(self, standing: str) -> Gain:
-        """Returns the gain of the stage; `standing` is that of the cluster."""
+        """Returns the gain of the stage. `standing` is the standing of the cluster."""
         gains = self.gains()
         return Gain(**{name: gains[name] for name in ("static_s", "planned_s", "balanced_s")}, standing=standing)
 
 
 def stage_gains(static_s: float, planned_s: float, balanced_s: float, trainer: Trainer) -> dict[str, Any]:
-    """Returns stage seconds and the plan's gains: of the stage, of a whole step, and against even routing."""
+    """Returns stage seconds and the plan's gains in the stage, in a whole step, and against even routing."""
     outside_s = trainer.outside_s(static_s)
     share = None if outside_s is None else outside_s / (outside_s + static_s)
     seconds = {"static_s": static_s, "planned_s": planned_s, "balanced_s": balanced_s, "outside_share": share}
@@ -97,11 +97,11 @@ def stage_gains(static_s: float, planned_s: float, balanced_s: float, trainer: T
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """Simulates plans of one problem and returns their gain; pass it as `judge` to `foremoe.compare`.
+    """Simulates plans of one problem and returns their gain. Pass it as `judge` to `foremoe.compare`.
 
     Attributes:
-        problem: The original problem, before home levels move anything.
-        unplanned: Its stage with every expert at home in place of a plan.
+        problem: Original problem, before home levels move any expert.
+        unplanned: Simulations of its stage with every expert at home, without a plan.
     """
 
     FIGURES: ClassVar = ("simulated_stage_s", "speedup_vs_static", "step_speedup", "step_speedup_at", "share_of_balanced")
@@ -111,7 +111,7 @@ class Judge:
 
     @classmethod
     def of(cls, problem: Problem, trainer: Trainer | None = None) -> "Judge":
-        """Makes the judge of a problem, which must have counts by source rank."""
+        """Creates the judge of a problem, which must have counts by source rank."""
         trainer, head_s_MG = trainer or Trainer(), head_seconds(problem)
         static = simulate(problem, Planner(rank=()).plan(problem)[0], outside_s_MG=head_s_MG)
         balanced = force_balanced(problem, outside_s_MG=head_s_MG)
@@ -129,13 +129,13 @@ class Judge:
         return float(self.unplanned.gains()["balanced_s"])
 
     def run(self, posed: Problem, plan: Plan, moves_s: float | None = None) -> StageRuns:
-        """Simulates a plan of `posed`, the problem with the homes that the plan has.
+        """Simulates a plan of `posed`, which is the problem with the plan's homes.
+
+        The stage includes its share of the moves (`Trainer.micro_steps`), and the `replacement_seconds` of a plan that re-places
+        experts.
 
         Args:
-            moves_s: Seconds that moving homes takes once per step. Default: that of experts with all their state.
-
-        The stage bears its share of the moves (`Trainer.micro_steps`), and the `replacement_seconds` of a plan that re-places
-        experts.
+            moves_s: Seconds to move homes, once per step. Defaults to the time to move experts with all their state.
         """
         if moves_s is None:
             moves_s = float(price_L(self.problem, posed.home_LE, Anneal().state_bytes).sum())
@@ -144,7 +144,7 @@ class Judge:
         return dataclasses.replace(self.unplanned, planned=planned, moves_s=moves_s)
 
     def __call__(self, posed: Problem, plan: Plan) -> Mapping[str, Any]:
-        """Returns `FIGURES` of a plan, as `run` simulates it."""
+        """Returns `FIGURES` of a plan, simulated by `run`."""
         gains = self.run(posed, plan).gains()
         return {name: gains["planned_s" if name == "simulated_stage_s" else name] for name in self.FIGURES}
 
@@ -152,32 +152,32 @@ class Judge:
 def run_stage(
     problem: Problem, plan: Plan, *, posed: Problem | None = None, moves_s: float | None = None, trainer: Trainer | None = None
 ) -> StageRuns:
-    """Simulates a plan's stage, the same stage with experts at home, and with even routing.
+    """Simulates a stage with a plan, with experts at home, and with even routing.
 
     Args:
-        plan: A plan of `problem`.
-        posed: `problem` with the homes from before a home level moved some. Default: `problem`.
-        moves_s: As for `Judge.run`.
-        trainer: What lies around the stage. Default: ``Trainer()``.
+        plan: Plan of `problem`.
+        posed: Problem with the homes from before a home level moved some. Defaults to `problem`.
+        moves_s: Seconds to move homes. See `Judge.run`.
+        trainer: Optimizer, EP groups and time outside the stage. Defaults to ``Trainer()``.
 
     Raises:
-        InputError: As for `simulate`.
+        InputError: The problem and the plan do not match. See `simulate`.
     """
     return Judge.of(posed or problem, trainer).run(problem, plan, moves_s)
 
 
 def gain(problem: Problem, plan: Plan, *, posed: Problem | None = None, trainer: Trainer | None = None) -> Gain:
-    """Simulates the whole stage at home, as planned, and with even routing.
+    """Simulates the whole stage with experts at home, with the plan, and with even routing.
 
-    The stage has its MoE layers, attention, head, gradient reduction, optimizer, and every move of homes.
+    The stage includes MoE layers, attention, head, gradient reduction, optimizer, and moves of homes.
 
     Args:
-        plan: A plan of `problem`.
-        posed: `problem` with the homes from before a home level moved some. Default: `problem`.
-        trainer: What lies around the stage. Default: ``Trainer()``.
+        plan: Plan of `problem`.
+        posed: Problem with the homes from before a home level moved some. Defaults to `problem`.
+        trainer: Optimizer, EP groups and time outside the stage. Defaults to ``Trainer()``.
 
     Raises:
-        InputError: As for `simulate`.
+        InputError: The problem and the plan do not match. See `simulate`.
 
     Example:
         >>> found = foremoe.gain(problem, plan)
@@ -188,7 +188,7 @@ def gain(problem: Problem, plan: Plan, *, posed: Problem | None = None, trainer:
 
 
 def run_pipeline(ranks: Sequence[PipelineRank], *, outside_s_MG: Array | None, trainer: Trainer) -> list[StageRuns]:
-    """As `run_stage`, for all pipeline ranks of one EP group; each has its waits for the others."""
+    """Does the work of `run_stage` for all pipeline ranks of one EP group, including their waits for each other."""
 
     def without_copies(problems: Sequence[Problem]) -> list[Simulation]:
         still = [PipelineRank(problem=problem, plan=Planner(rank=()).plan(problem)[0]) for problem in problems]
@@ -206,5 +206,5 @@ def run_pipeline(ranks: Sequence[PipelineRank], *, outside_s_MG: Array | None, t
 
 
 def _end_seconds(problem: Problem, trainer: Trainer) -> dict[str, float]:
-    """Seconds by part that end a stage, whatever its plan."""
+    """Returns the seconds by part at the end of a stage, which do not depend on the plan."""
     return {"reduction_s": reduction_seconds(problem, trainer), "optimizer_s": optimizer_seconds(problem, trainer)}

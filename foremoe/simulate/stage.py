@@ -1,4 +1,4 @@
-"""`simulate`: one stage of one EP group as a timeline of its plan; `StageRun` runs it pass by pass, for pipelines."""
+"""`simulate`: simulates the timeline of a plan for one stage of one EP group. `StageRun` runs pass by pass, for pipelines."""
 
 import dataclasses
 
@@ -22,23 +22,23 @@ def simulate(
     problem: Problem, plan: Plan, *, prefetch: int = 2, known: str = "rollout", plan_s: float = 0.0, share_links: bool = True,
     outside_s_MG: Array | None = None, full_stores: bool = False,
 ) -> Simulation:  # fmt: skip
-    """Simulates the timeline of a plan on the problem's cluster; deterministic, with the constants of the cost model.
+    """Simulates the timeline of a plan on the problem's cluster, deterministically and with the constants of the cost model.
 
-    Ranks run the plan's schedule. In every use they run attention, wait for the slowest rank, dispatch tokens, wait for their
-    replicas' weights, run experts and combine. Meanwhile copies start up to `prefetch` uses ahead if their buffer is free, one
-    after the other on a link, and pause while an exchange needs the link. Replica gradients are returned during later uses. See
+    Ranks run the plan's schedule. In every use, they run attention, wait for the slowest rank, dispatch tokens, wait for their
+    replicas' weights, run experts and combine. Meanwhile, copies start up to `prefetch` uses ahead if their buffer is free, one
+    after another on a link, and pause while an exchange needs the link. Replica gradients are returned during later uses. See
     docs/simulator.md.
 
     Args:
         problem: Problem with counts by source rank.
-        plan: Plan of this problem. If it moves homes, weights take no time: it is only scored.
-        prefetch: Number of uses that a copy may start ahead, as in `Engine`.
-        known: "rollout": the plan is known before the stage; "router": a layer's load is known only after its router, so that
-            planning and the copies for its forward are exposed.
-        plan_s: Seconds of exposed planning per forward of a layer.
+        plan: Plan of this problem. A plan that moves homes is only scored, so its weights take no time.
+        prefetch: Maximum number of uses by which a copy may start ahead, as in `Engine`.
+        known: "rollout" if the plan is known before the stage. "router" if a layer's load is known only after its router, so that
+            planning and the copies for its forward pass are exposed.
+        plan_s: Seconds of exposed planning per forward pass of a layer.
         share_links: Whether copies wait for exchanges on their link class. If False, they have their own links.
-        outside_s_MG: Seconds of a forward outside the MoE layers (embedding, head, loss), float64; backward takes
-            `window_backward_ratio` of the cluster times that.
+        outside_s_MG: Seconds of a forward pass outside the MoE layers (embedding, head, loss), float64. Backward takes
+            `window_backward_ratio` times as long.
         full_stores: Whether host stores are full when the stage begins, as after a stage on the same weights.
 
     Raises:
@@ -61,7 +61,7 @@ def simulate(
 
 
 def force_balanced(problem: Problem, *, outside_s_MG: Array | None = None) -> Simulation:
-    """Simulates the stage with the same tokens, even routing and experts at home: the time of perfect balance alone.
+    """Simulates the stage with the same tokens, even routing and experts at home, which is the time of perfect balance.
 
     Example:
         >>> from foremoe.simulate import force_balanced, simulate
@@ -77,7 +77,7 @@ def even_routing(problem: Problem) -> Problem:
     if problem.load_MLGE is None:
         raise InputError("even routing needs counts by source rank; give the problem its load_MLGE.")
     pairs_MLG = problem.load_MLGE.sum(axis=3, dtype=np.int64)
-    # Each source goes on where the one before it stopped, so that experts differ by one pair at most.
+    # Each source continues where the previous one stopped, so that experts differ by at most one pair.
     first_MLG = np.cumsum(pairs_MLG, axis=2) - pairs_MLG
     E = problem.E
     rest_MLGE = (np.arange(E) - first_MLG[..., None]) % E < (pairs_MLG % E)[..., None]
@@ -89,10 +89,10 @@ def even_routing(problem: Problem) -> Problem:
 
 
 class StageRun:
-    """One stage that runs pass by pass: `simulate` runs all passes, a pipeline in the order of their dependencies.
+    """Stage that runs pass by pass. `simulate` runs all passes in order, and a pipeline in the order of dependencies.
 
     Attributes:
-        num_passes: Passes of the schedule.
+        num_passes: Number of passes in the schedule.
         micro_step_X: Micro-step of each pass, int32.
     """
 
@@ -126,7 +126,7 @@ class StageRun:
         self._state, self._record = empty_state(problem, self._stage), empty_record(num_uses, problem.G)
 
     def run_pass(self, x: int, ready_s: float = 0.0, outside_s_MG: Array | None = None) -> float:
-        """Runs pass `x`, not before `ready_s`; returns when it ends on all ranks. Passes must run in order."""
+        """Runs pass `x`, which starts at `ready_s` or later. Returns its end on all ranks. Passes must run in order."""
         state, ratio = self._state, self._stage.window_ratio
         kernel.hold(ready_s, kernel.BUBBLE, state)
         backward = self._phase_X[x] == Phase.BACKWARD
@@ -156,7 +156,7 @@ class StageRun:
         start_U, window_U, dispatched_U, ready_U, computed_U, end_U = record.time_6U
         end_C = wall_seconds(copies.end_C, copies.link_C, record)
         if len(end_C):
-            # A clock's rounding must not put the end of a copy behind the experts that waited for it.
+            # Rounding of clocks must not put the end of a copy after the experts that waited for it.
             end_C = np.minimum(end_C, ready_U[self.plan.transfers.need_C])
         return Simulation(
             micro_step_U=uses.micro_step_U, layer_U=uses.layer_U, phase_U=uses.phase_U, start_U=start_U, window_U=window_U,
@@ -170,7 +170,7 @@ class StageRun:
         )  # fmt: skip
 
     def _return_seconds(self) -> tuple[Array, Array]:
-        """When every gradient left and came home."""
+        """Returns the times when every gradient was sent and arrived at its home."""
         returns, node_G = self._returns, self._stage.node_G
         link_A = np.where(node_G[returns.src_A] == node_G[returns.dst_A], int(Link.PEER), int(Link.RDMA))
         start_A = wall_seconds(returns.start_A, link_A, self._record, begin=True)

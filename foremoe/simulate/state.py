@@ -1,4 +1,4 @@
-"""The simulator's data: stage, copies, gradient returns, clocks, and the record of events."""
+"""Data of the simulator: stage, copies, gradient returns, clocks, and the record of events."""
 
 from typing import NamedTuple
 
@@ -9,25 +9,25 @@ from foremoe.base.arrays import Array
 
 
 class Stage(NamedTuple):
-    """Inputs that are known before the stage runs; times in seconds."""
+    """Inputs that are known before the stage runs, with times in seconds."""
 
     row_U: Array
     micro_step_U: Array
     phase_U: Array  # `Phase` of every use
-    again_U: Array  # whether this backward runs the layer's forward first
-    window_MG: Array  # attention of one forward
-    compute_NG: Array  # experts in one forward
+    again_U: Array  # whether this backward use recomputes the layer's forward first
+    window_MG: Array  # attention in one forward pass
+    compute_NG: Array  # experts in one forward pass
     back_NG: Array  # experts in backward
-    peer_N: Array  # how long one exchange keeps the peer links busy
-    rdma_N: Array  # how long one exchange keeps the RDMA links busy
+    peer_N: Array  # seconds that one exchange keeps the peer links busy
+    rdma_N: Array  # seconds that one exchange keeps the RDMA links busy
     node_G: Array
     nic_G: Array
-    latency_s: float  # of an exchange
-    window_ratio: float  # backward over forward, of the window
-    contention: float  # share of a copy's time that its ranks lose
+    latency_s: float  # latency of an exchange
+    window_ratio: float  # time of the window in backward over that in forward
+    contention: float  # share of a copy's time by which its ranks' compute slows down
     copy_s: Array  # seconds of one weight copy, by `Link`
     gradient_s: Array  # seconds of one gradient, by `Link`
-    plan_s: float  # exposed planning per forward of a layer
+    plan_s: float  # exposed planning per forward pass of a layer
     shares_links: bool  # whether copies wait for exchanges
 
 
@@ -35,30 +35,30 @@ class Fills(NamedTuple):
     """Experts that are being copied to host stores."""
 
     home_F: Array
-    writer_F: Array  # rank that writes the store: the home, or one of another node
-    end_F: Array  # written: when the expert is stored; -1 before its first copy
+    writer_F: Array  # rank that writes the store: the home, or a rank of another node
+    end_F: Array  # output: time when the expert is stored; -1 before its first copy
 
 
 class Copies(NamedTuple):
-    """Weight copies, columns in the order of `Plan.transfers`."""
+    """Weight copies, as columns in the order of `Plan.transfers`."""
 
     src_C: Array  # -1: the host store
     dst_C: Array
     link_C: Array
     parent_C: Array  # copy that a relay passes on, or -1
-    late_C: Array  # whether it is known only in the use that needs it
-    ahead_C: Array  # copies by the use at whose begin they may start
-    ahead_U: Array  # where the copies of each use begin in `ahead_C`
-    need_C: Array  # copies by the use that needs them
-    need_U: Array  # where the copies of each use begin in `need_C`
-    start_C: Array  # written: start, on the link's clock
-    end_C: Array  # written: end, on the link's clock
-    fill_C: Array  # what a copy from the host store reads, -1 for all others
+    late_C: Array  # whether the copy is known only in the use that needs it
+    ahead_C: Array  # copies sorted by the use at whose beginning they may start
+    ahead_U: Array  # first index of each use in `ahead_C`
+    need_C: Array  # copies sorted by the use that needs them
+    need_U: Array  # first index of each use in `need_C`
+    start_C: Array  # output: start on the link's clock
+    end_C: Array  # output: end on the link's clock
+    fill_C: Array  # fill that a copy from the host store reads; -1 for all others
     fills: Fills
 
 
 class Returns(NamedTuple):
-    """Replica gradients by row: `first_N[n]` to `first_N[n + 1]`; start and end are written, on the link's clock."""
+    """Replica gradients. Those of row n are `first_N[n]` to `first_N[n + 1]`. Start and end, on the link's clock, are output."""
 
     first_N: Array
     src_A: Array
@@ -71,22 +71,22 @@ class Returns(NamedTuple):
 class State(NamedTuple):
     """The simulator's state between two uses."""
 
-    clock: Array  # NOW, and how long exchanges kept each link class busy so far
+    clock: Array  # NOW, and seconds that exchanges have kept each link class busy so far
     parts: Array
     free_at_G: Array
-    slow_G: Array  # compute lost to copies, not yet served
-    peer_2G: Array  # clock at which a link is free: out, in
+    slow_G: Array  # compute time lost to copies that is not yet added
+    peer_2G: Array  # clock at which a link becomes free: out, in
     rdma_2Y: Array
     host_G: Array
-    store_G: Array  # when a rank may write to its node's store
+    store_G: Array  # time when a rank may write to its node's store
     busy_WG: Array
     ring: Array  # [G, R, slot_depth]: clock of the last gradient from a buffer
-    ring_link: Array  # its `Link`, -1 none
+    ring_link: Array  # `Link` of that gradient, or -1
     turn: Array
 
 
 class Record(NamedTuple):
-    """The events that a timeline needs."""
+    """Events of a timeline."""
 
     time_6U: Array  # start, window, dispatched, ready, computed, end
     window_UG: Array

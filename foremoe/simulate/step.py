@@ -1,6 +1,6 @@
 """Time of a stage outside its MoE layers, and its share of a training step, in closed form.
 
-These terms are the same for every planner, so they dilute gains. No overlap between them is assumed: if a trainer overlaps the
+These terms are the same for every planner, so they dilute gains. They are assumed not to overlap. If a trainer overlaps the
 reduction with backward, `reduction_seconds` is an upper bound.
 """
 
@@ -20,10 +20,10 @@ from foremoe.problem.problem import Problem
 
 
 def head_seconds(problem: Problem) -> Array:
-    """Returns the seconds of one forward of the head and of the dense layers before the first MoE layer, float64 [M, G].
+    """Returns the seconds of one forward pass of the head and the dense layers before the first MoE layer, float64 [M, G].
 
-    The head takes 2 FLOPs per weight and token, at attention's efficiency. Parts of the model that the problem does not have, or
-    whose sizes are not known, count 0. Looking up the embedding takes no time.
+    The head takes 2 FLOPs per weight and token, at the efficiency of attention. Parts of the model that the problem does not
+    have, or whose sizes are not known, count 0. The embedding look-up takes no time.
     """
     model, cluster = problem.model, problem.cluster
     out_MG = np.zeros((problem.M, problem.G))
@@ -39,11 +39,11 @@ def head_seconds(problem: Problem) -> Array:
 
 
 def reduction_seconds(problem: Problem, trainer: Trainer) -> float:
-    """Returns the seconds of reducing gradients and gathering new weights between ranks that hold the same parameters.
+    """Returns the seconds to reduce gradients and gather new weights between ranks that hold the same parameters.
 
-    Gradients are reduce-scattered and weights all-gathered, (n - 1)/n of their bytes each. Experts are reduced between EP groups
-    (n is `trainer.data_parallel`), every rank over its own NIC; all else between all D ranks, inside nodes by peer links and in
-    parallel between nodes over all NICs of a node. 0 in the recompute stage.
+    Gradients are reduce-scattered and weights are all-gathered, which sends (n - 1)/n of their bytes each. Experts are reduced
+    between EP groups (n is `trainer.data_parallel`), with every rank using its own NIC. All other parameters are reduced between
+    all D ranks, over peer links inside nodes and in parallel over all NICs between nodes. Returns 0 in the recompute stage.
     """
     if problem.stage != "update":
         return 0.0
@@ -53,7 +53,7 @@ def reduction_seconds(problem: Problem, trainer: Trainer) -> float:
     expert_bytes, dense_bytes = (per_param * params for params in rank_params(problem))
     near = min(cluster.ranks_per_node, num_ranks)
     num_nodes = cluster.num_nodes * groups
-    # EP groups that share a node would need fewer NICs; presets fill nodes, and smaller groups are counted as nodes of their own.
+    # EP groups that share a node would need fewer NICs. Presets fill nodes, and a smaller group is counted as a separate node.
     expert_s = expert_bytes * (groups - 1) / groups / cluster.rdma_bytes_per_s_per_rank
     inside_s = dense_bytes * (near - 1) / near / cluster.peer_bytes_per_s
     between_s = dense_bytes * (num_nodes - 1) / num_nodes / (cluster.rdma_bytes_per_s_per_rank * near)
@@ -61,9 +61,9 @@ def reduction_seconds(problem: Problem, trainer: Trainer) -> float:
 
 
 def optimizer_seconds(problem: Problem, trainer: Trainer) -> float:
-    """Returns the optimizer's seconds on one rank: reading and writing state, gradient and weight at memory bandwidth.
+    """Returns the optimizer's seconds on one rank, to read and write state, gradient and weight at memory bandwidth.
 
-    0 in the recompute stage, if the state is in host memory, and if the cluster does not know the bandwidth.
+    Returns 0 in the recompute stage, if the state is in host memory, or if the cluster does not state the bandwidth.
     """
     bandwidth = problem.cluster.memory_bytes_per_s
     if problem.stage != "update" or bandwidth is None or not trainer.optimizer_bytes:
@@ -75,7 +75,7 @@ def optimizer_seconds(problem: Problem, trainer: Trainer) -> float:
 
 
 def against(stage_s: float | None, static_s: float | None, balanced_s: float | None, trainer: Trainer) -> dict[str, Any]:
-    """Figures of a stage against static placement and even routing; None where one of the two stages is not known."""
+    """Returns figures of a stage against static placement and even routing, or None for each that is not known."""
     figures = dict[str, Any].fromkeys(("speedup_vs_static", "step_speedup", "step_speedup_at", "share_of_balanced"))
     if stage_s is not None and static_s is not None:
         figures["speedup_vs_static"] = static_s / stage_s
@@ -87,10 +87,10 @@ def against(stage_s: float | None, static_s: float | None, balanced_s: float | N
 
 
 def replacement_seconds(problem: Problem, plan: Plan) -> float:
-    """Returns the seconds that a plan which re-places experts needs to move weights and, in update, gradients.
+    """Returns the seconds to move weights and, in an update, gradients for a plan that re-places experts.
 
-    Every slot whose expert changes from one micro-step to the next counts; moves are spread evenly over all links, and none
-    overlaps with compute. 0 for plans that keep homes, whose copies the timeline has.
+    Every slot whose expert changes from one micro-step to the next counts. Moves are spread evenly over all links, and do not
+    overlap with compute. Returns 0 for plans that keep homes, because the timeline contains their copies.
     """
     if plan.executable:
         return 0.0

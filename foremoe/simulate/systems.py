@@ -1,4 +1,4 @@
-"""Compares planners on the EP groups of one stage, each with its own foresight and prefetch."""
+"""Comparison of planners on the EP groups of one stage, each with its own foresight and prefetch."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -35,13 +35,15 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class System:
-    """A planner to compare, and when it knows loads.
+    """Planner to compare, with its options of the simulation.
 
     Attributes:
-        planner: Planner with its home level; its pack level is ignored, because groups are packed already.
-        known: This, `plan_s` and `prefetch` are options of `simulate`.
+        planner: Planner with its home level. Its pack level is ignored, because groups are already packed.
+        known: Time at which loads are known, as in `simulate`.
+        plan_s: Seconds of exposed planning, as in `simulate`.
+        prefetch: Maximum number of uses by which a copy may start ahead, as in `simulate`.
         changes: Fields of the problem that this system changes (``replicas``, ``redundant``, ``slot_depth``).
-        even: Whether routing is forced to be even; the planner is then not used.
+        even: Whether routing is forced to be even, without using the planner.
     """
 
     planner: Planner = field(default_factory=Planner)
@@ -65,7 +67,7 @@ def ep_groups(workload: Workload, size: int) -> list[Workload]:
         cut = workload.cut_arrays(G=slice(low, low + size))
         pairs_ML = cut["load_MLGE"].sum(axis=(2, 3), dtype=np.int64)
         tokens_M = cut["tokens_MG"].sum(axis=1, dtype=np.int64)
-        # Unknown tokens are counted over all ranks together; the pairs that a group lacks give its share.
+        # Unknown tokens are counted over all ranks together. The pairs that are missing in a group give its share.
         lacking_ML = tokens_M[:, None] - -(-pairs_ML // workload.num_topk)
         cut["unknown_ML"] = np.minimum(lacking_ML, workload.unknown_ML)
         out.append(dataclasses.replace(workload, **cut, micro_step_Q=None, rank_Q=None, dealt=None))
@@ -79,31 +81,41 @@ def simulate_systems(
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Plans and simulates every EP group with every system.
 
-    EP groups wait for each other at the end of the stage, to synchronise gradients, so the slowest one sets its length. Homes are
-    chosen for all groups together, because they hold the same layers.
+    EP groups wait for each other at the end of the stage to synchronise gradients, so the slowest one determines its length.
+    Homes are chosen for all groups together, because they hold the same layers.
 
     Args:
         groups: EP groups of one stage, each with its own load.
-        pp: Pipeline ranks that the layers are split over.
-        vpp: Chunks of each pipeline rank.
-        history_LE: As in `compare`, or one for each group.
-        trainer: Optimizer, EP groups and time outside the stage. Default: `Trainer` with these EP groups.
-        progress: Called with (system, groups done, number of groups).
+        systems: Systems to compare, by name.
+        pp: Number of pipeline ranks over which the layers are split.
+        vpp: Number of chunks per pipeline rank.
+        history_LE: Earlier loads, as in `compare`, or one array for each group.
+        trainer: Optimizer, EP groups and time outside the stage. Defaults to `Trainer` with these EP groups.
+        num_threads: Number of planning threads.
+        progress: Function that is called with (system, groups done, number of groups).
 
     Returns:
-        One dict per system: ``solver``, `FIGURES` over all groups (skews over all rows, peaks over all ranks; other figures are
-        means of groups; closed-form times are the slowest group's and pipeline rank's), ``simulated_stage_s`` (with moves of
-        homes, reduction and optimizer), the parts of the slowest group's stage, ``moves_s`` (this stage's share of moving homes,
-        all exposed, see `Trainer.micro_steps`; and `replacement_seconds`), ``reduction_s`` and
-        ``optimizer_s`` (see `step`), ``fill_s`` (time that filling host stores adds), ``executable`` (False where experts are
-        re-placed, which no engine runs), ``tokens_per_s_per_rank``, ``speedup_vs_static`` (of the stage),
-        ``step_speedup`` (of the whole step; None unless the trainer gives the time outside), ``step_speedup_at`` (of steps with
-        these percentages outside; these three are None without static), ``share_of_balanced`` (stage time of even
-        routing over this one's; None without that row) and ``groups``. Figures cover all micro-steps: one without history is
-        static. A system that cannot plan the groups (`Planner.refusal`) has None for every figure, and a ``note``.
+        One dict per system. Figures cover all micro-steps, and one without history is static. If a system cannot plan the groups
+        (`Planner.refusal`), every figure is None, and ``note`` holds the reason. The keys are:
+
+        * ``solver``: name of the system,
+        * `FIGURES`: skews over all rows, peaks over all ranks, times in closed form of the slowest group and pipeline rank, and
+          means over groups for all other figures,
+        * ``simulated_stage_s``: length of the stage with moves of homes, reduction and optimizer,
+        * the parts of the slowest group's stage,
+        * ``moves_s``: exposed time of this stage's share of moving homes (`Trainer.micro_steps`), and `replacement_seconds`,
+        * ``reduction_s`` and ``optimizer_s``: see `step`,
+        * ``fill_s``: time added by filling host stores,
+        * ``executable``: False if experts are re-placed, which no engine supports,
+        * ``tokens_per_s_per_rank``: throughput,
+        * ``speedup_vs_static``: speed-up of the stage, or None without static placement,
+        * ``step_speedup``: speed-up of the whole step, or None without static placement or the trainer's time outside,
+        * ``step_speedup_at``: speed-ups of steps with these percentages outside, or None without static placement,
+        * ``share_of_balanced``: stage time with even routing over that of the system, or None without even routing,
+        * ``groups``: number of groups.
 
     Raises:
-        InputError: There are no groups, or no system plans them.
+        InputError: There are no groups, or no system can plan them.
     """
     if not groups:
         raise InputError("there are no EP groups to simulate.")
@@ -121,7 +133,7 @@ def simulate_systems(
 
 
 class _Shared(NamedTuple):
-    """What all lines of one table share; the options of `simulate_systems`."""
+    """Options of `simulate_systems` that all lines of a table share."""
 
     groups: Sequence[Problem]
     pp: int
@@ -134,7 +146,7 @@ class _Shared(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Group:
-    """One EP group, done."""
+    """Results of one EP group."""
 
     ranks: list[PipelineRank]
     simulations: list[Simulation]
@@ -150,7 +162,7 @@ class _Group:
 
 
 def _left_out(name: str, system: System, problem: Problem) -> dict[str, Any] | None:
-    """The line of a system that refuses the groups; None where it plans them."""
+    """Returns the line of a system that refuses the groups, or None if it plans them."""
     reason = None if system.even else system.planner.refusal(problem)
     if reason is None:
         return None
@@ -158,7 +170,7 @@ def _left_out(name: str, system: System, problem: Problem) -> dict[str, Any] | N
 
 
 def _with_blanks(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The lines, those that are left out with None for all that the others have."""
+    """Returns the lines, and adds None for every missing figure to those that were left out."""
     full = next((row for row in rows if row["n_solved"]), None)
     if full is None and rows:
         raise InputError(f"no system plans these EP groups; {rows[0]['solver']}: {rows[0]['note']}")
@@ -176,7 +188,7 @@ def _row(name: str, system: System, shared: _Shared) -> dict[str, Any]:
         if shared.progress is not None:
             shared.progress(name, i + 1, len(groups))
     slowest = max(done, key=lambda group: group.stage_s)
-    # The pipeline rank that waits least is the one that the others wait for.
+    # The other pipeline ranks wait for the one that waits least.
     parts = min((s.parts for s in slowest.simulations), key=lambda part: part.bubble_s)
     tokens = sum(int(p.tokens_MG.sum()) for p in groups if p.tokens_MG is not None)
     num_ranks = sum(p.G for p in groups) * shared.pp
@@ -190,7 +202,7 @@ def _row(name: str, system: System, shared: _Shared) -> dict[str, Any]:
 
 
 def _homes(system: System, posed: Sequence[Problem], history: Sequence[Array | None], num_threads: int | None) -> Array:
-    """The homes of all groups, decided on what the system foresees."""
+    """Returns the homes of all groups, chosen from the load that the system foresees."""
     planner = system.planner
     if system.even or planner.home == Keep():
         return posed[0].home_LE
@@ -199,7 +211,7 @@ def _homes(system: System, posed: Sequence[Problem], history: Sequence[Array | N
 
 
 def home_moves_L(problem: Problem, home_LE: Array, home: object) -> Array:
-    """float64 [L]: seconds to move experts to these homes; `home` may say how much state travels with a weight."""
+    """Returns the seconds to move experts to these homes, float64 [L]. `home` may have the state bytes per weight."""
     return price_L(problem, home_LE, getattr(home, "state_bytes", Anneal().state_bytes))
 
 
@@ -209,7 +221,7 @@ def _run(system: System, posed: Problem, home_LE: Array, history_LE: Array | Non
     alone = pp * vpp == 1
     moves_L = home_moves_L(posed, home_LE, system.planner.home)
     there = dataclasses.replace(posed, home_LE=home_LE)
-    # Pipeline ranks move their layers at the same time.
+    # Pipeline ranks move their layers in parallel.
     posed_ranks = [there] if alone else pipeline_problems(there, pp, vpp)
     of_rank = [np.isin(posed.moe_layer_L, one.moe_layer_L) for one in posed_ranks]
     moves_s = max(float(moves_L[layers].sum()) for layers in of_rank) * trainer.share_of_step(posed.M)
@@ -239,7 +251,7 @@ def _run(system: System, posed: Problem, home_LE: Array, history_LE: Array | Non
 
 
 def _figures(name: str, done: Sequence[_Group], trainer: Trainer) -> dict[str, Any]:
-    """`FIGURES` over all groups and pipeline ranks."""
+    """Returns `FIGURES` over all groups and pipeline ranks."""
     pairs: list[tuple[Problem, Plan]] = [(rank.problem, rank.plan) for group in done for rank in group.ranks]
     rows = [plan_figures(name, problem, plan, static_s=0.0, trainer=trainer) for problem, plan in pairs]
     load_NG = np.concatenate([plan.load_NG for _, plan in pairs])

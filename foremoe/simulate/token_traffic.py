@@ -1,4 +1,4 @@
-"""Counts the messages of exchanges by node token by token, if the routing of every token is known."""
+"""Message counts of node dispatch from individual tokens, if the routing of every token is known."""
 
 import functools
 from typing import NamedTuple
@@ -18,9 +18,10 @@ from foremoe.problem.problem import Problem
 
 
 def counted_messages(problem: Problem, plan: Plan) -> tuple[Array, Array]:
-    """int32 [N, 2, G] each: messages out of and into every rank by peer link and by RDMA, in one dispatch of every row.
+    """Returns messages over peer links and over RDMA, out of and into every rank, in one dispatch of every row.
 
-    As in `foremoe.runtime.remap`, the first tokens of a source that chose an expert go to its first slot.
+    Both arrays are int32 [N, 2, G]. As in `foremoe.runtime.remap`, the first tokens of a source that chose an expert go to the
+    expert's first slot.
 
     Raises:
         InputError: The tokens do not match the problem's load.
@@ -33,7 +34,7 @@ def counted_messages(problem: Problem, plan: Plan) -> tuple[Array, Array]:
     if (routed.moe_layer_L[column_L.clip(max=len(routed.moe_layer_L) - 1)] != problem.moe_layer_L).any():
         raise InputError("the routed tokens lack some of the problem's layers; give those of the trace that was counted.")
     order_T, first_X = routed.cells(problem.M, problem.G)
-    # Empty slots after all experts.
+    # Empty slots come after those of all experts.
     expert_NP = np.where(plan.expert_NGS < 0, problem.E, plan.expert_NGS).reshape(problem.N, -1)
     slot_NP = np.argsort(expert_NP, axis=1, kind="stable")
     sorted_NP = np.take_along_axis(expert_NP, slot_NP, axis=1)
@@ -55,7 +56,7 @@ def counted_messages(problem: Problem, plan: Plan) -> tuple[Array, Array]:
 
 
 class _Rows(NamedTuple):
-    """What `_count_rows` reads, and where it writes."""
+    """Input and output of `_count_rows`."""
 
     topk_TLK: Array
     column_L: Array
@@ -63,7 +64,7 @@ class _Rows(NamedTuple):
     first_X: Array
     split_NP: Array
     slot_NP: Array  # physical slots by expert
-    bounds_NX: Array  # where the slots of each expert begin in `slot_NP`
+    bounds_NX: Array  # first index of each expert in `slot_NP`
     node_G: Array
     forward_VG: Array
     peer_N2G: Array
@@ -73,7 +74,7 @@ class _Rows(NamedTuple):
 
 @kernel
 def _count_rows(source, rows, low, high):
-    """Adds the messages of the tokens of rank `source` to rows [low, high); missed are pairs without a slot and the reverse."""
+    """Adds messages of the tokens of rank `source` to rows [low, high). `missed_N` counts pairs and places without a match."""
     L, G, E, K = rows.column_L.size, rows.node_G.size, rows.bounds_NX.shape[1] - 1, rows.topk_TLK.shape[2]
     at_E, left_E = np.empty(E, np.int64), np.empty(E, np.int64)
     rank_K, seen_G = np.empty(K, np.int64), np.full(G, -1, np.int64)
@@ -108,7 +109,7 @@ def _count_rows(source, rows, low, high):
 
 @inner_kernel
 def _send(n, source, rank_K, rows):
-    """One token goes to these ranks: straight inside its node, once to every other node, and on from who received it there."""
+    """Adds the messages of a token to these ranks: direct inside its node, one to each other node, and forwarded inside that."""
     here, peer_2G, rdma_2G = rows.node_G[source], rows.peer_N2G[n], rows.rdma_N2G[n]
     for k in range(rank_K.size):
         g, v = rank_K[k], rows.node_G[rank_K[k]]

@@ -1,4 +1,4 @@
-"""Writes simulated stages as a trace for Perfetto: ranks, links, and arrows from every copy to its use."""
+"""Traces of simulated stages for Perfetto, with ranks, links, and arrows from every copy to its use."""
 
 from collections.abc import Mapping
 from itertools import pairwise
@@ -23,18 +23,19 @@ BACKWARD = ("tokens to experts", WEIGHTS, "expert compute", WAIT, "tokens back",
 
 
 class _Arrival(NamedTuple):
-    """A copy or a gradient that comes to a rank."""
+    """Copy or gradient that arrives at a rank."""
 
     start_s: float
     end_s: float
     name: str
-    use: int  # that needs it; -1 for a gradient
+    use: int  # use that needs the copy; -1 for a gradient
 
 
 def trace(runs: Mapping[str, tuple[Plan, Simulation]]) -> TraceEvents:
     """Combines simulated stages into one timeline for Perfetto.
 
-    Each entry of `runs` is a group with a track per rank; the weights and gradients that a rank receives have tracks below it.
+    Each entry of `runs` becomes a group with a track per rank. Below it are tracks of the weights and gradients that the rank
+    receives.
 
     Args:
         runs: Plan and simulation by name, such as ``{"static": (plan, simulation), "planned": ...}``.
@@ -45,14 +46,14 @@ def trace(runs: Mapping[str, tuple[Plan, Simulation]]) -> TraceEvents:
     out = TraceEvents()
     for pid, (name, (plan, simulation)) in enumerate(runs.items(), 1):
         if len(simulation.copy_start_C) != len(plan.transfers) or simulation.compute_UG.shape[1] != plan.G:
-            raise InputError(f"the simulation of {name!r} is of another plan; give each plan with its own simulation.")
+            raise InputError(f"the simulation of {name!r} belongs to another plan; give each plan with its own simulation.")
         out.process(pid, name)
         _Run(out, pid, plan, simulation).write()
     return out
 
 
 class _Run:
-    """One simulation on its way into a trace."""
+    """Writer of one simulation to a trace."""
 
     def __init__(self, out: TraceEvents, pid: int, plan: Plan, simulation: Simulation) -> None:
         self.out, self.pid, self.plan, self.simulation = out, pid, plan, simulation
@@ -61,7 +62,7 @@ class _Run:
         self.backward_share = ratio / (1.0 + ratio)
 
     def write(self) -> None:
-        """A rank's own track, then the tracks of each link class that brings something to it."""
+        """Writes each rank's own track and then the tracks of each link class on which it receives copies."""
         arrivals = self._arrivals()
         at_G, tid = [], 0
         for g in range(self.plan.G):
@@ -74,7 +75,7 @@ class _Run:
             self._use(u, at_G)
 
     def _arrivals(self) -> dict[tuple[int, str], list[_Arrival]]:
-        """What comes to every rank, by rank and link."""
+        """Returns the arrivals at every rank, by rank and link."""
         s, plan, t = self.simulation, self.plan, self.plan.transfers
         node_G = plan.header.cluster.node_of_rank_G
         found: dict[tuple[int, str], list[_Arrival]] = {}
@@ -94,7 +95,7 @@ class _Run:
         return found
 
     def _link(self, arrivals: list[_Arrival], at: tuple[int, int], tid: int, title: str, rank: int) -> int:
-        """One link of one rank, on as many tracks as things come at once; returns the next free track."""
+        """Writes one link of one rank, on as many tracks as arrivals overlap. Returns the next free track."""
         s = self.simulation
         arrivals.sort()
         level_X = levels([(one.start_s, one.end_s) for one in arrivals])
@@ -104,7 +105,7 @@ class _Run:
             here = (self.pid, tid + level)
             self.out.slice(here, one.name, one.start_s, one.end_s)
             u, half_s = one.use, (one.end_s - one.start_s) / 2.0
-            # An arrow begins and ends inside slices, else viewers drop it.
+            # An arrow must begin and end inside slices, or viewers drop it.
             begin_s, done_s = (float(at_G[rank]) for at_G in _computing(s, u, s.compute_UG[u])) if u >= 0 else (0.0, 0.0)
             if done_s - begin_s > 1e-8 and half_s > 1e-8:
                 self.out.flow("copy", (here, one.start_s + half_s), (at, (begin_s + done_s) / 2.0))
@@ -129,14 +130,17 @@ class _Run:
 
 
 def _forward_times(s: Simulation, u: int) -> Array:
-    """float64 [8, G]: where the parts of a forward use begin and end, rank by rank."""
+    """Returns the boundaries between the parts of a forward use, for every rank, float64 [8, G]."""
     attended_G = np.minimum(s.start_U[u] + s.window_UG[u].astype(np.float64), s.window_U[u])
     before, after = (s.start_U[u], attended_G, s.window_U[u], s.dispatched_U[u]), (s.computed_U[u], s.end_U[u])
     return _each_rank(*before, *_computing(s, u, s.compute_UG[u]), *after)
 
 
 def _backward_times(s: Simulation, u: int, share: float) -> Array:
-    """float64 [9, G]: the same of a backward use, of whose attention and compute `share` is backward and the rest re-forward."""
+    """Returns the boundaries between the parts of a backward use, for every rank, float64 [9, G].
+
+    The part `share` of attention and compute is backward, and the rest is recomputation.
+    """
     window_G, compute_G = (part_UG[u].astype(np.float64) * share for part_UG in (s.window_UG, s.compute_UG))
     back = max(float(s.end_U[u]) - float(window_G.max()), float(s.computed_U[u]))
     after = (s.computed_U[u], back, np.minimum(back + window_G, s.end_U[u]), s.end_U[u])
@@ -144,7 +148,7 @@ def _backward_times(s: Simulation, u: int, share: float) -> Array:
 
 
 def _computing(s: Simulation, u: int, compute_G: Array) -> tuple[Array, Array]:
-    """When every rank's experts begin in a use, and when they are done."""
+    """Returns the times when every rank's experts begin and end in a use."""
     begin_G = np.minimum(s.dispatched_U[u] + s.wait_UG[u].astype(np.float64), s.ready_U[u])
     return begin_G, np.minimum(begin_G + compute_G, s.computed_U[u])
 
@@ -154,7 +158,7 @@ def _each_rank(*times: Array | float) -> Array:
 
 
 def reforwarded_alone(plan: Plan) -> Array:
-    """bool [L]: layers that are recomputed in their backward use; layers of larger blocks have separate uses for it."""
+    """Returns the layers that are recomputed in their backward use, bool [L]. Layers of larger blocks have separate uses."""
     schedule = plan.header.schedule
     if not schedule.reforward or schedule.block_L is None:
         return np.full(plan.L, schedule.reforward)

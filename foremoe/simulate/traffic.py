@@ -1,4 +1,4 @@
-"""Time that the exchanges of every row keep the links busy, by link class."""
+"""Time that the exchanges of every row keep links busy, by link class."""
 
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ from foremoe.simulate.token_traffic import counted_messages
 
 
 class Exchange(NamedTuple):
-    """Seconds of one dispatch per row; combine and both exchanges of backward send the same pairs, in either direction."""
+    """Seconds of one dispatch per row. Combine and both exchanges of backward send the same pairs, in either direction."""
 
     peer_N: Array  # busiest rank and direction
     rdma_N: Array  # busiest NIC and direction
@@ -30,9 +30,9 @@ class Exchange(NamedTuple):
 
 
 def exchange(problem: Problem, plan: Plan, weight_N: Array) -> Exchange:
-    """Returns the exchanges of every row of a plan, by the split law; a row dispatches `weight_N` (int64) times.
+    """Returns the exchanges of every row of a plan, which follow the split law. A row dispatches `weight_N` (int64) times.
 
-    If a token is sent once per node, messages are counted if the problem has its tokens, else estimated: see `reached`.
+    If a token is sent once per node, messages are counted if the problem has its tokens, and otherwise estimated (see `reached`).
     """
     load_NGE = problem.load_NGE
     if load_NGE is None:
@@ -44,7 +44,7 @@ def exchange(problem: Problem, plan: Plan, weight_N: Array) -> Exchange:
         counted = _Counted(*counted_messages(problem, plan), weight_N, nic_G, pair_s, busy_N2)
         for_rows(lambda low, high: parts.append(_busy_rows(low, high, counted)), problem.N, whole=True)
     else:
-        # By rank: NICs are summed up below.
+        # These are per rank. They are summed to NICs below.
         alone = rows.ranks._replace(nic_G=np.arange(problem.G), num_nics=problem.G)
         quota_NGS = np.ascontiguousarray(plan.quota_NGS)
         given = _Rows(rows._replace(ranks=alone), plan.expert_NGS, quota_NGS, weight_N, nic_G, pair_s, busy_N2)
@@ -54,7 +54,7 @@ def exchange(problem: Problem, plan: Plan, weight_N: Array) -> Exchange:
 
 
 class _Counted(NamedTuple):
-    """Messages of every row, seconds of one by link class, and where the seconds of the rows are written."""
+    """Messages of every row, seconds of one message by link class, and output arrays for the seconds of the rows."""
 
     peer_N2G: Array
     rdma_N2G: Array
@@ -66,7 +66,7 @@ class _Counted(NamedTuple):
 
 @kernel
 def _busy_rows(low, high, rows):
-    """Writes the seconds of rows [low, high); returns int64 [2, G], the weighted messages of every rank by link class."""
+    """Writes the seconds of rows [low, high). Returns the weighted messages of every rank by link class, int64 [2, G]."""
     total_2G, nic_2Y = np.zeros((2, rows.nic_G.size), np.int64), np.empty((2, rows.nic_G.max() + 1), np.int64)
     for n in range(low, high):
         add_row(n, rows.peer_N2G[n], rows.rdma_N2G[n], rows, rows.pair_s, nic_2Y, total_2G)
@@ -74,7 +74,7 @@ def _busy_rows(low, high, rows):
 
 
 class _Rows(NamedTuple):
-    """The rows of a plan, seconds of one pair or message by link class, and where the seconds of the rows are written."""
+    """Rows of a plan, seconds of one pair or message by link class, and output arrays for the seconds of the rows."""
 
     rows: Rows
     expert_NGS: Array
@@ -87,7 +87,7 @@ class _Rows(NamedTuple):
 
 @kernel
 def _exchange_rows(low, high, given):
-    """Writes the seconds of rows [low, high); returns float64 [2, G], weighted pairs or messages of every rank by link class."""
+    """Writes the seconds of rows [low, high). Returns weighted pairs or messages of every rank by link class, float64 [2, G]."""
     rows, t = given.rows, empty_of(given.rows)
     G = given.nic_G.size
     pairs_G, total_2G, nic_2Y = np.empty(G), np.zeros((2, G)), np.empty((2, given.nic_G.max() + 1))

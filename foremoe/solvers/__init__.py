@@ -1,4 +1,4 @@
-"""Solvers: one algorithm per file, by level.
+"""Built-in solvers, one algorithm per file, grouped by planning level.
 
 ==========  =====================================================================
 pack        `AsGiven`, `BalancedTokens`, `ExpertAware`

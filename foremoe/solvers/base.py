@@ -26,20 +26,20 @@ from foremoe.problem.problem import Problem
 
 
 class NodeOnly(NamedTuple):
-    """Options of solvers that have none of their own."""
+    """Options that a row function receives if its solver has no fields."""
 
     node_only: bool  # whether replicas must stay inside their home's node
 
 
 def require_start(problem: Problem, start: Placement) -> None:
-    """Raises InputError unless the start serves this problem's load, wherever homes lie: compiled code reads it unchecked."""
+    """Raises InputError unless `start` serves this problem's load, because compiled code reads it unchecked. Homes may differ."""
     broken = placement_violations(problem, start, keeps_homes=False)
     if broken:
         raise InputError(f"the start is not valid for this problem: {broken[0]}")
 
 
 def edit_rows(start: Placement, rows: Callable[[int, int, Array, Array], object]) -> Placement:
-    """The placement that ``rows(low, high, expert_NGS, quota_NGS)`` makes of `start`; rows that a cancel left out keep it."""
+    """Returns `start` as edited by ``rows(low, high, expert_NGS, quota_NGS)``. Rows that a cancellation skipped are unchanged."""
     expert_NGS, quota_NGS = start.expert_NGS.copy(), start.quotas_NGS.copy()
     # A row of many ranks takes up to a quarter of a second: threads share a few, and a cancel waits for no more.
     block = max(1, min(256, 4096 // expert_NGS.shape[1]))
@@ -48,10 +48,10 @@ def edit_rows(start: Placement, rows: Callable[[int, int, Array, Array], object]
 
 
 class RowSolver(RankSolver):
-    """A rank-level solver written for one row; the library runs it over all rows, compiled and threaded.
+    """Base class of rank-level solvers that are written for one row. The library compiles them and runs all rows in threads.
 
-    A third party writes `edit` alone (about fifteen lines). It is compiled by numba unless ``compiled = False``; both give the
-    same result, so a new solver can be debugged in plain Python.
+    A subclass only has to define `edit`, which takes about fifteen lines. numba compiles it unless ``compiled = False``. Both
+    modes give the same result, so a new solver can be debugged in plain Python.
 
     Example::
 
@@ -66,9 +66,9 @@ class RowSolver(RankSolver):
                     ...  # put `hottest` into a free redundant slot, move some of its quota there
 
     Attributes:
-        compiled: Whether `edit` is compiled.
-        Options: Type of the options; None for `node_only` and the solver's fields. Built-in solvers name a type of their own:
-            machine code on disk is found again only by types that can be imported.
+        compiled: Whether numba compiles `edit`. Defaults to True.
+        Options: Type of the options that `edit` receives. With None, the default, a type is generated from `node_only` and the
+            solver's fields. Built-in solvers define a type that can be imported, because numba's disk cache requires one.
     """
 
     compiled: ClassVar[bool] = True
@@ -82,14 +82,15 @@ class RowSolver(RankSolver):
         Args:
             load_E: Pairs per expert, int32 [E].
             node_G: Node of each rank, int32 [G].
-            num_base: B; slots [0, B) of a rank are homes and must not change their expert.
-            options: ``options.node_only``, True if replicas must stay inside their home's node, and the solver's fields by name.
-            expert_GS: Expert in each slot, int16 [G, S]; starts as the start placement; -1 is an empty slot.
-            quota_GS: Pairs that each slot serves, int32 [G, S]; starts as the start placement's quotas.
+            num_base: Number of base slots per rank, B. Slots [0, B) hold experts at home, and `edit` must not change them.
+            options: Named tuple of ``node_only``, which is True if replicas must stay inside their home's node, and the solver's
+                fields.
+            expert_GS: Expert in each slot, int16 [G, S], where -1 is an empty slot. Holds the start placement when called.
+            quota_GS: Pairs that each slot serves, int32 [G, S]. Holds the start placement's quotas when called.
         """
 
     def options(self, node_only: bool, problem: Problem) -> Any:
-        """The options of `edit`; a field whose default is a float is always a float, so that it is compiled once."""
+        """Returns the options of `edit`. A field whose default is a float is cast to float, so that `edit` compiles only once."""
         fields: tuple[dataclasses.Field[Any], ...] = dataclasses.fields(self) if dataclasses.is_dataclass(self) else ()
         values = {f.name: getattr(self, f.name) for f in fields}
         values |= {f.name: float(values[f.name]) for f in fields if isinstance(f.default, float)}
@@ -97,10 +98,10 @@ class RowSolver(RankSolver):
         return kind(node_only, *(values[name] for name in kind._fields[1:]))
 
     def solve(self, problem: Problem, start: Placement) -> Placement:
-        """Runs the row function over all rows; rows that a cancel left out keep `start`.
+        """Runs `edit` on all rows. Rows that a cancellation skipped keep `start`.
 
         Raises:
-            InputError: numba cannot compile `edit`, or the start is not valid.
+            InputError: numba cannot compile `edit`, or `start` is not valid.
         """
         require_start(problem, start)
         options, driver = self.options(problem.replicas == "node", problem), _driver(type(self))
@@ -108,7 +109,7 @@ class RowSolver(RankSolver):
         try:
             return edit_rows(start, lambda low, high, *placed: driver(low, high, *given, *placed))
         except (NumbaError, UnsupportedBytecodeError) as error:
-            why, cure = " ".join(str(error).split())[:300], "write it in what numba supports, or set compiled = False"
+            why, cure = " ".join(str(error).split())[:300], "use only Python that numba supports, or set compiled = False"
             raise InputError(f"numba cannot compile the edit of {self!r} ({why}); {cure}.") from error
 
 
@@ -118,14 +119,14 @@ def _options_type(name: str, fields: tuple[str, ...]) -> Any:
 
 
 def _rows(low, high, load_NE, node_G, num_base, options, expert_NGS, quota_NGS):
-    """Rows [low, high); `edit` is a global of the copy that `_driver` makes."""
+    """Runs `edit` on rows [low, high). The name `edit` is a global of the copy that `_driver` makes."""
     for n in range(low, high):
         edit(load_NE[n], node_G, num_base, options, expert_NGS[n], quota_NGS[n])  # type: ignore[name-defined]  # noqa: F821
 
 
 @functools.cache
 def _driver(solver: type[RowSolver]) -> Any:
-    """`_rows` with the solver's `edit`; where that is a kernel, so is this, and numba finds both in its disk cache."""
+    """Returns `_rows` with the solver's `edit`. If `edit` is a kernel, so is the result, and numba caches both on disk."""
     edit: Any = solver.edit
     cached = isinstance(edit, numba.core.registry.CPUDispatcher)
     if solver.compiled and not cached:

@@ -1,4 +1,4 @@
-"""Greedy: level the most and the least loaded rank, again and again."""
+"""`Greedy`: repeatedly evens out the most and the least loaded rank."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from foremoe.solvers.split.kernels import start_at_home
 
 @kernel
 def greedy_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
-    """One row of `Greedy`; see `RowSolver.edit`."""
+    """Solves one row of `Greedy`; see `RowSolver.edit`."""
     G, S = expert_GS.shape
     home_E, load_G = start_at_home(load_E, num_base, expert_GS, quota_GS)
     hot_S = np.empty(S, np.int64)
@@ -21,14 +21,14 @@ def greedy_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
     while moved:
         moved = False
         giver = np.argmax(load_G)
-        # Hottest by what it brings to this rank; equal ones by slot.
+        # The hottest expert has the largest quota on this rank. Ties go to the lowest slot.
         for s in range(S):
             hot_S[s] = -np.int64(quota_GS[giver, s])
         for s in np.argsort(hot_S, kind="mergesort"):
             e = expert_GS[giver, s]
             if e < 0 or quota_GS[giver, s] == 0:
                 break
-            # A home takes its expert back, and a rank that holds a replica takes more, without a free slot.
+            # The home, or a rank that already holds a replica, needs no free slot.
             to, to_slot = -1, -1
             for g in range(G):
                 if load_G[g] + 1 >= load_G[giver] or (to >= 0 and load_G[g] >= load_G[to]):
@@ -61,10 +61,10 @@ def greedy_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
 class Greedy(RowSolver):
     """Copies the hottest expert of the most loaded rank to the least loaded rank that can take it, until nothing improves.
 
-    A rank can take an expert if it has a free slot or holds that expert already, and takes what levels the two ranks. If no
-    rank can take the hottest expert, the next one is tried; the search ends when the most loaded rank can give nothing away.
-    The plain baseline: no look-ahead, and no split afterwards. Starts from the homes
-    and never returns a worse placement.
+    A rank can take an expert if it has a free slot or already holds that expert. It takes as much load as makes the two ranks
+    equal. If no rank can take the hottest expert, the next one is tried. The search ends when the most loaded rank cannot give
+    anything away. This is the plain baseline, without look-ahead and without a split afterwards. It starts from the homes and
+    never returns a worse placement.
     """
 
     edit = staticmethod(greedy_row)

@@ -1,4 +1,4 @@
-"""The placement of a row as compiled functions take it."""
+"""The placement of a row in the form that compiled functions take."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from foremoe.base.compiled import inner_kernel, kernel
 
 
 class Placed(NamedTuple):
-    """The placement of one row, changed in place: -1 in a redundant slot is a free slot."""
+    """Placement of one row, which is changed in place. -1 marks an empty redundant slot."""
 
     expert_GS: Array  # int16, expert in every slot
     quota_GS: Array  # int32, pairs that every slot serves
@@ -22,7 +22,7 @@ class Placed(NamedTuple):
 
 @kernel
 def home_of_experts(num_base, expert_GS):
-    """int64 [E]: home p = g*S + b of every expert."""
+    """Returns the home p = g*S + b of every expert, int64 [E]."""
     G, S = expert_GS.shape
     home_E = np.empty(G * num_base, np.int64)
     for g in range(G):
@@ -33,7 +33,7 @@ def home_of_experts(num_base, expert_GS):
 
 @kernel
 def bare_homes(load_E, num_base, expert_GS):
-    """The `Placed` with all load at home and no replicas; `expert_GS` holds the homes."""
+    """Returns a `Placed` with all load at home and no replicas. `expert_GS` holds the homes."""
     G = expert_GS.shape[0]
     home_GS, quota_GS, load_G = expert_GS.copy(), np.zeros(expert_GS.shape, np.int32), np.zeros(G, np.int64)
     home_GS[:, num_base:] = -1
@@ -46,7 +46,7 @@ def bare_homes(load_E, num_base, expert_GS):
 
 @kernel
 def copy_of(placed):
-    """A copy of a placement."""
+    """Returns a copy of a placement."""
     return Placed(placed.expert_GS.copy(), placed.quota_GS.copy(), placed.load_G.copy())
 
 
@@ -62,7 +62,7 @@ def assign(placed, other):
 
 @kernel
 def empty_idle(num_base, expert_GS, quota_GS):
-    """Empties redundant slots without quota: the canonical form of a row."""
+    """Empties redundant slots without a quota, which makes a row canonical."""
     for g in range(expert_GS.shape[0]):
         for s in range(num_base, expert_GS.shape[1]):
             if quota_GS[g, s] == 0:
@@ -71,7 +71,7 @@ def empty_idle(num_base, expert_GS, quota_GS):
 
 @inner_kernel
 def clean_row(num_base, placed):
-    """Empties redundant slots without quota and sums up loads."""
+    """Empties redundant slots without a quota and recomputes the rank loads."""
     expert_GS, quota_GS, load_G = placed
     for g in range(expert_GS.shape[0]):
         load_G[g] = 0

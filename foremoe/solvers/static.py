@@ -1,4 +1,4 @@
-"""Static: the solver that replicates nothing."""
+"""`Static`: makes no replicas."""
 
 from dataclasses import dataclass
 
@@ -9,8 +9,8 @@ from foremoe.problem.problem import Problem
 
 @dataclass(frozen=True)
 class Static(RankSolver):
-    """Serves every expert at home and leaves redundant slots empty, like expert parallelism without foremoe."""
+    """Serves every expert at home and leaves redundant slots empty, which is expert parallelism without foremoe."""
 
     def solve(self, problem: Problem, start: Placement) -> Placement:
-        """Returns ``problem.static()``; `start` is ignored."""
+        """Returns ``problem.static()``. `start` is ignored."""
         return problem.static()

@@ -1,4 +1,4 @@
-"""Synthetic routing: counts for many ranks at once, and whole sequences."""
+"""Synthetic routing, as counts for many ranks at once or as whole sequences."""
 
 from foremoe.synthetic.counts import Regime, synthetic_workload
 from foremoe.synthetic.imbalance import IMBALANCES, imbalance_workload

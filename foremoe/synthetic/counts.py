@@ -1,4 +1,4 @@
-"""Synthetic load in named regimes: how skewed it is, how fast it changes, how much the source ranks differ."""
+"""Synthetic load in named regimes, which differ in skew, in drift, and in the differences between source ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from foremoe.workload.workload import Workload
 
 # Letters: M micro-steps, L MoE layers, G ranks, E experts, K top-k.
 
-# Largest probability, as a part of 1/K, that one expert serves a token: in a micro-step, on one source rank.
+# Largest probabilities that one expert serves a token, as parts of 1/K, in a micro-step and on one source rank.
 _STEP_CAP, _SOURCE_CAP = 0.9, 0.95
 
 
@@ -30,30 +30,36 @@ _LIMITS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Regime:
-    """How load is distributed; ``Regime.preset`` has named ones. Spreads are standard deviations of log probability.
+    """Distribution of load. ``Regime.preset`` returns named ones. Spreads are standard deviations of log probability.
+
+    Attributes marked "(counts)" are used only by `synthetic_workload`, and those marked "(tokens)" only by `synthetic_trace`.
 
     Attributes:
         sigma: Spread of popularity over the experts of a layer, in the part that all micro-steps and domains share.
-        groups: Groups of neighbouring experts: the routing groups of the model, or one per rank to make whole ranks hot.
-        group_std: Spread of the popularity that the experts of a group share; above 0, hot experts are together on one rank.
-        layer_std: Spread over the layers of the log of a factor on sigma, group_std and domain_std.
-        bend: 0 for lognormal popularity; above, a standard normal z becomes (z - bend*(z^2 - 1)) / sqrt(1 + 2*bend^2): the
-            same spread with few highly popular and more neglected experts, as after balanced training.
-        burst_chance: Chance per layer and micro-step (counts) or run of a domain (tokens) that one random expert is more popular.
-        burst_factor: Factor by which it is more popular.
-        kappa: Counts: a micro-step's popularity is Dirichlet with alpha = kappa*E*p: the higher, the closer to p.
-        walk_std: Counts: spread of a stationary walk of log popularity.
-        walk_ar: Counts: correlation of the walk from step to step.
-        source_kappa: Counts: a source rank's popularity is Dirichlet with alpha = source_kappa*E*q.
-        domains: Tokens: kinds of sequences, each with its own popularity.
-        domain_std: Tokens: spread of a domain's popularity around the shared one.
-        domain_run: Tokens: mean tokens in consecutive sequences of one domain: 1 mixes the domains, many keep them apart.
-        domain_length_std: Tokens: spread between domains of log mean sequence length.
-        sequence_std: Tokens: spread of a sequence's popularity around its domain's.
-        length_std: Tokens: spread of log sequence length in a domain.
+        groups: Number of groups of neighbouring experts. Use the model's routing groups, or one per rank to make whole ranks hot.
+        group_std: Spread of the popularity that the experts of a group share. Above 0, hot experts are together on one rank.
+        layer_std: Spread, over layers, of the log of a factor on sigma, group_std and domain_std.
+        bend: Asymmetry of popularity. 0 gives lognormal popularity. Otherwise a standard normal z becomes
+            (z - bend*(z^2 - 1)) / sqrt(1 + 2*bend^2), which has the same spread, but with fewer highly popular and more
+            neglected experts, as after balanced training.
+        burst_chance: Probability that a random expert is more popular, per layer and per micro-step (counts) or per run of a
+            domain (tokens).
+        burst_factor: Factor by which the expert is more popular in a burst.
+        kappa: Concentration of a micro-step's popularity, which is Dirichlet with alpha = kappa*E*p (counts). Higher values are
+            closer to p.
+        walk_std: Spread of a stationary random walk of log popularity (counts).
+        walk_ar: Correlation of the walk from step to step (counts).
+        source_kappa: Concentration of a source rank's popularity, which is Dirichlet with alpha = source_kappa*E*q (counts).
+        domains: Number of kinds of sequences, each with its own popularity (tokens).
+        domain_std: Spread of a domain's popularity around the shared one (tokens).
+        domain_run: Mean number of tokens in consecutive sequences of one domain (tokens). 1 mixes the domains, and large values
+            keep them apart.
+        domain_length_std: Spread, between domains, of the log of the mean sequence length (tokens).
+        sequence_std: Spread of a sequence's popularity around its domain's (tokens).
+        length_std: Spread of the log of sequence length in a domain (tokens).
 
     Raises:
-        InputError: A figure is out of range.
+        InputError: A value is out of range.
     """
 
     sigma: float
@@ -82,16 +88,16 @@ class Regime:
 
     @classmethod
     def preset(cls, name: str) -> Regime:
-        """Returns a named regime; case does not matter."""
+        """Returns a named regime. Case does not matter."""
         regime = REGIMES.get(name.strip().lower()) if isinstance(name, str) else None
         if regime is None:
             raise InputError(f"there is no regime {name!r}; choose one of {', '.join(REGIMES)}, or pass a Regime.")
         return regime
 
 
-# mild, mid and skew: increasing skew and drift, hot experts anywhere. The tokens of gpt-oss-like and esft-like are fitted to
-# recorded routing (see tokens.py); their counts come within 10 % of its mean skew. The last three have hot groups, and counts
-# fitted to a source each; how loads move from micro-step to micro-step is in none of the sources:
+# mild, mid and skew have increasing skew and drift, with hot experts anywhere. The tokens of gpt-oss-like and esft-like are
+# fitted to recorded routing (see tokens.py), and their counts are within 10 % of its mean skew. The last three have hot groups,
+# and counts that are fitted to one source each. None of the sources states how loads change from micro-step to micro-step:
 # * r1-like: expert counts of DeepSeek-R1 while serving, recorded by SGLang (GitHub: GeneratedRandomly/SGLang-reproduce). Mean of
 #   three files of 58 layers: hottest expert 6.4 times the mean; skew 1.84, 2.18 and 2.57 at EP8, 16 and 32.
 # * gpt-oss-math-like: gpt-oss-20b on its own answers to mathematics (LLEP, arXiv 2601.17111, figure 3): the busiest of 8 ranks
@@ -123,19 +129,29 @@ def synthetic_workload(
 ) -> Workload:  # fmt: skip
     """Generates seeded counts without tokens, for many ranks and layers at once.
 
-    Per layer: popularity as `Regime` says; a walk of its logarithm over the micro-steps; bursts; a Dirichlet draw per
-    micro-step, no expert above 0.9/K; a Dirichlet draw per source rank, none above 0.95/K (the excess is spread over the other
-    experts in proportion); then a multinomial draw of tokens_per_rank*K pairs. Pairs are drawn one by one, so that an expert
-    may count a few more pairs than the rank has tokens; `synthetic_trace` draws distinct experts per token.
+    Each layer is generated in these steps:
+
+    1. Popularity of experts, according to the `Regime`.
+    2. A random walk of its logarithm over the micro-steps, and bursts.
+    3. A Dirichlet draw per micro-step, with no expert above 0.9/K.
+    4. A Dirichlet draw per source rank, with no expert above 0.95/K. The excess is spread over the other experts in proportion.
+    5. A multinomial draw of tokens_per_rank*K pairs.
+
+    Pairs are drawn one by one, so an expert may get a few more pairs than the rank has tokens. In contrast, `synthetic_trace`
+    draws distinct experts per token.
 
     Args:
-        model: A `Model`, or the name of a preset.
-        regime: A `Regime`, or the name of one.
-        num_layers: Generates only the first layers; a layer's counts do not depend on it.
-        seed: A whole number >= 0.
+        model: Model, given as a `Model` or as the name of a preset.
+        num_ranks: Number of source ranks.
+        tokens_per_rank: Number of tokens per rank and micro-step.
+        micro_steps: Number of micro-steps.
+        regime: Regime, given as a `Regime` or by name.
+        seed: Seed, a whole number >= 0.
+        num_layers: Number of layers to generate, the first ones of the model. A layer's counts do not depend on it.
+        stage: "update" or "recompute".
 
     Returns:
-        A workload of `micro_steps` micro-steps; sequence lengths are not known, so `attention_MG` is zero.
+        A workload of `micro_steps` micro-steps. Sequence lengths are not known, so `attention_MG` is zero.
 
     Raises:
         InputError: A name is unknown, or a number is out of range.
@@ -168,7 +184,7 @@ def _layer_counts(rng: np.random.Generator, regime: Regime, model: Model, M: int
     walk_E = step_ME[0]
     for m in range(M):
         if m:
-            # The factor keeps the walk's spread at walk_std in every micro-step.
+            # This factor keeps the walk's spread at walk_std in every micro-step.
             walk_E = regime.walk_ar * walk_E + np.sqrt(1.0 - regime.walk_ar**2) * step_ME[m]
         log_ME[m] = base_E + walk_E
     bursts_M = rng.random(M) < regime.burst_chance
@@ -181,12 +197,12 @@ def _layer_counts(rng: np.random.Generator, regime: Regime, model: Model, M: int
 
 
 def layer_factor(rng: np.random.Generator, regime: Regime) -> float:
-    """Factor on the spread of a layer's popularity: 1 on average over layers."""
+    """Returns a factor on the spread of a layer's popularity, which is 1 on average over layers."""
     return float(np.exp(regime.layer_std * rng.standard_normal() - 0.5 * regime.layer_std**2))
 
 
 def group_heat(rng: np.random.Generator, regime: Regime, num_experts: int) -> Array:
-    """float64 [E]: log popularity that the experts of a routing group share; a group is E/groups consecutive experts."""
+    """Returns the log popularity that the experts of a group share, float64 [E]. A group is E/groups consecutive experts."""
     if not regime.group_std:
         return np.zeros(num_experts)
     group_E = np.arange(num_experts) * regime.groups // num_experts
@@ -194,27 +210,27 @@ def group_heat(rng: np.random.Generator, regime: Regime, num_experts: int) -> Ar
 
 
 def bent(z: Array, bend: float) -> Array:
-    """Shortens the upper tail of standard normal deviates, keeping mean 0 and spread 1; see `Regime.bend`."""
+    """Shortens the upper tail of standard normal deviates, but keeps mean 0 and spread 1. See `Regime.bend`."""
     return (z - bend * (z * z - 1.0)) / np.sqrt(1.0 + 2.0 * bend * bend)
 
 
 def softmax(log_XE: Array) -> Array:
-    """Probabilities along the last axis."""
+    """Returns the softmax along the last axis."""
     p_XE = np.exp(log_XE - log_XE.max(axis=-1, keepdims=True))
     return p_XE / p_XE.sum(axis=-1, keepdims=True)
 
 
 def capped(weight_XE: Array, cap: float) -> Array:
-    """Probabilities in proportion to `weight_XE` along the last axis, none above `cap` (or 1/E where that is more).
+    """Returns probabilities in proportion to `weight_XE` along the last axis, none above `cap`, or 1/E if that is more.
 
-    The excess over the cap goes to the others in proportion, until none is above. A row of zeros becomes uniform.
+    The excess over the cap is given to the others in proportion until no probability is above it. Zero weights become uniform.
     """
     E = weight_XE.shape[-1]
     cap = max(cap, 1.0 / E)
     total_X1 = weight_XE.sum(axis=-1, keepdims=True)
     p_XE: Array = np.where(total_X1 > 0, weight_XE / np.where(total_X1 > 0, total_X1, 1.0), 1.0 / E)
     at_cap_XE = np.zeros(p_XE.shape, bool)
-    # Every round adds an expert to those at the cap in some row, so E rounds are enough.
+    # Every round brings at least one more expert to the cap, so E rounds are enough.
     for _ in range(E):
         over_XE = p_XE > cap
         if not over_XE.any():
@@ -230,14 +246,14 @@ def capped(weight_XE: Array, cap: float) -> Array:
 
 
 def resolve(model: str | Model, regime: str | Regime) -> tuple[Model, Regime]:
-    """Returns the values that two names stand for."""
+    """Returns the model and the regime for two names. Values are returned unchanged."""
     if not isinstance(model, Model):
         model = Model.preset(model)
     return model, regime if isinstance(regime, Regime) else Regime.preset(regime)
 
 
 def layer_count(num_layers: int | None, model: Model) -> int:
-    """Returns the number of layers to generate: all, or the first `num_layers`."""
+    """Returns the number of layers to generate, which is `num_layers` or, by default, all layers."""
     if num_layers is None:
         return model.num_layers
     layers = whole(num_layers, "num_layers")

@@ -1,9 +1,11 @@
-"""Eight named imbalances, each with one cause: the workloads W0 to W7 of Megatron-LM's token-imbalance benchmark, as counts.
+"""Eight named imbalances with one cause each, which are the workloads W0 to W7 of Megatron-LM's token-imbalance benchmark.
 
-Pull request 7488 of Megatron-LM proposes them. Its figures are kept: a hot set of a quarter of the experts, drawn by three tokens
-of four; half of the experts idle; a hot spot that moves every three steps; bursts for half the tokens of every fourth step. Our
-choices: steps are micro-steps; the hot set of W1 is drawn at random per layer, and that of W3 is every fourth expert, so that
-W1 to W3 differ only in place; source ranks of W4 have 1.5 to 0.5 times the mean tokens.
+They are generated as counts. Pull request 7488 of Megatron-LM proposes them, and its figures are kept: a hot set of a quarter of
+the experts, from which three of four tokens draw, half of the experts idle, a hot spot that moves every three steps, and bursts
+for half of the tokens in every fourth step.
+
+The following choices are our own. Steps are micro-steps. The hot set of W1 is drawn at random per layer, and that of W3 is every
+fourth expert, so W1 to W3 differ only in the location of the hot set. Source ranks of W4 have 1.5 to 0.5 times the mean tokens.
 """
 
 import numpy as np
@@ -16,41 +18,44 @@ from foremoe.machine.model import Model
 from foremoe.synthetic.counts import layer_count
 from foremoe.workload.workload import Workload
 
-# Letters: M micro-steps, L layers, G source ranks, E experts, K top-k, H hot experts, X draws, P experts to draw from, J choices
-# that a token has left.
+# Letters: M micro-steps, L layers, G source ranks, E experts, K top-k, H hot experts, X draws, P experts to draw from, J
+# remaining choices of a token.
 
 IMBALANCES = (
     "balanced", "hot-expert-set", "hot-rank", "spread-hot-experts", "ragged-sources", "idle-rank", "rotating-hot-spot", "burst",
 )  # fmt: skip
 _HOT_TOKENS, _BURST_TOKENS = 0.75, 0.5
 _ROTATES, _BURSTS = 3, 4  # micro-steps
-_RAGGED = 0.5  # how far the first and the last source rank's tokens are from the mean
+_RAGGED = 0.5  # relative deviation of the first and the last source rank's tokens from the mean
 
 
 def imbalance_workload(
     model: str | Model, name: str, *, num_ranks: int, tokens_per_rank: int, micro_steps: int, seed: int = 0,
     num_layers: int | None = None, stage: str = "update",
 ) -> Workload:  # fmt: skip
-    """Generates seeded counts of one named imbalance; every token has top-k distinct experts.
+    """Generates seeded counts of one named imbalance. Every token has top-k distinct experts.
 
     Args:
-        model: A `Model`, or the name of a preset.
-        name: One of
+        model: Model, given as a `Model` or as the name of a preset.
+        name: Name of the imbalance, one of
 
-            * ``"balanced"`` (W0): pairs go to the experts in turn;
-            * ``"hot-expert-set"`` (W1): three tokens of four draw from a quarter of the experts, anywhere;
-            * ``"hot-rank"`` (W2): from the first quarter, so from the homes of the first ranks;
-            * ``"spread-hot-experts"`` (W3): from every fourth expert;
-            * ``"ragged-sources"`` (W4): source ranks have 1.5 to 0.5 times the mean tokens, which draw from all experts;
-            * ``"idle-rank"`` (W5): no token draws from the first half of the experts;
-            * ``"rotating-hot-spot"`` (W6): as W2, and the hot quarter is the next one after every three micro-steps;
-            * ``"burst"`` (W7): all draw from all experts, but in every fourth micro-step half of them as in W2.
-        tokens_per_rank: Tokens of a source rank in a micro-step; in W4 on average.
-        num_layers: Generates only the first layers; a layer's counts do not depend on it.
-        seed: A whole number >= 0.
+            * ``"balanced"`` (W0): pairs go to the experts in turn.
+            * ``"hot-expert-set"`` (W1): three of four tokens draw from a random quarter of the experts.
+            * ``"hot-rank"`` (W2): three of four tokens draw from the first quarter, which is at home on the first ranks.
+            * ``"spread-hot-experts"`` (W3): three of four tokens draw from every fourth expert.
+            * ``"ragged-sources"`` (W4): source ranks have 1.5 to 0.5 times the mean tokens, which draw from all experts.
+            * ``"idle-rank"`` (W5): no token draws from the first half of the experts.
+            * ``"rotating-hot-spot"`` (W6): like W2, but the hot quarter moves to the next one every three micro-steps.
+            * ``"burst"`` (W7): tokens draw from all experts, but in every fourth micro-step, half of them draw as in W2.
+        num_ranks: Number of source ranks.
+        tokens_per_rank: Number of tokens of a source rank in a micro-step, in W4 on average.
+        micro_steps: Number of micro-steps.
+        seed: Seed, a whole number >= 0.
+        num_layers: Number of layers to generate, the first ones of the model. A layer's counts do not depend on it.
+        stage: "update" or "recompute".
 
     Returns:
-        A workload of `micro_steps` micro-steps; sequence lengths are not known, so `attention_MG` is zero.
+        A workload of `micro_steps` micro-steps. Sequence lengths are not known, so `attention_MG` is zero.
 
     Raises:
         InputError: A name is unknown, or a number is out of range.
@@ -72,7 +77,7 @@ def imbalance_workload(
 
 
 def _tokens(name: str, tokens: int, G: int) -> Array:
-    """int64 [G]: tokens of every source rank; their mean is `tokens`."""
+    """Returns the tokens of every source rank, int64 [G], whose mean is `tokens`."""
     spread = _RAGGED if name == "ragged-sources" and G > 1 else 0.0
     edge_G = np.rint(np.cumsum(np.linspace(1.0 + spread, 1.0 - spread, G)) * tokens).astype(np.int64)
     return np.diff(edge_G, prepend=0)
@@ -94,7 +99,7 @@ def _layer_counts(rng: np.random.Generator, name: str, model: Model, M: int, tok
 
 
 def _hot(name: str, m: int, anywhere_H: Array, E: int, K: int) -> tuple[Array, float]:
-    """The hot experts of a micro-step, and the share of tokens that draw from them alone."""
+    """Returns the hot experts of a micro-step, and the share of tokens that draw only from these."""
     H = len(anywhere_H)
     if name == "idle-rank":
         return np.arange(E - max(K, E - E // 2), E), 1.0
@@ -105,16 +110,16 @@ def _hot(name: str, m: int, anywhere_H: Array, E: int, K: int) -> tuple[Array, f
 
 
 def _in_turn(pairs_G: Array, E: int) -> Array:
-    """int64 [G, E]: pairs dealt to the experts in turn; each source rank goes on where the one before stopped."""
+    """Deals pairs to the experts in turn, int64 [G, E]. Each source rank continues where the previous one stopped."""
     first_G = np.cumsum(pairs_G) - pairs_G
     return (pairs_G // E)[:, None] + ((np.arange(E) - first_G[:, None]) % E < (pairs_G % E)[:, None])
 
 
 def distinct_counts(rng: np.random.Generator, tokens_X: Array, num_experts: int, num_topk: int) -> Array:
-    """Draws counts of tokens that each have `num_topk` distinct experts, all sets equally likely: int64 [X, P].
+    """Draws counts of tokens that each have `num_topk` distinct experts, int64 [X, P]. All sets of experts are equally likely.
 
-    Experts are drawn one by one; a token with j choices left takes the next of the p remaining experts with probability j / p, so
-    only the numbers of tokens by remaining choices matter. The draw is exact.
+    Experts are drawn one by one. A token with j remaining choices takes the next of the p remaining experts with probability
+    j / p, so only the numbers of tokens by remaining choices matter. The draw is exact.
     """
     choices_J = np.arange(num_topk + 1)
     waiting_XJ = np.zeros((len(tokens_X), num_topk + 1), np.int64)

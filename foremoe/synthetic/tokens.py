@@ -1,9 +1,9 @@
-"""Synthetic routing, token by token: sequences of several domains, with distinct experts per token.
+"""Synthetic routing of individual tokens, in sequences of several domains, with distinct experts per token.
 
-Two regimes are fitted to recorded routing, packed in file order into micro-steps of 4096 tokens: ``gpt-oss-like`` to 703
-responses of gpt-oss-20b to prompts of 11 data sets (306 tokens on average), ``esft-like`` to four tasks of DeepSeek-V2-Lite one
-after the other (213 sequences of 156 tokens). The table has recorded / generated statistics (see `foremoe.workload.skew`), as
-means of seeds 10 to 21, which the fit did not see:
+Two regimes are fitted to recorded routing, packed in file order into micro-steps of 4096 tokens. ``gpt-oss-like`` is fitted to
+703 responses of gpt-oss-20b to prompts of 11 data sets (306 tokens on average). ``esft-like`` is fitted to four tasks of
+DeepSeek-V2-Lite, one after another (213 sequences of 156 tokens). The table shows recorded / generated statistics (see
+`foremoe.workload.skew`), as means over seeds 10 to 21, which the fit did not use:
 
 ==================  ==============  ==============  ==============  ==============
 statistic           gpt-oss, G = 8  gpt-oss, G = 16 ESFT, G = 8     ESFT, G = 16
@@ -15,7 +15,7 @@ log_spread          1.147 / 1.052   1.147 / 1.052   0.510 / 0.533   0.510 / 0.53
 source_distance     0.222 / 0.220   0.251 / 0.261   0.092 / 0.081   0.104 / 0.112
 ==================  ==============  ==============  ==============  ==============
 
-A single seed moves skew_mean by 4 % and skew_p99 by 5 to 15 %. The tests allow the mean of four seeds an error of 8 %
+A single seed changes skew_mean by 4 % and skew_p99 by 5 to 15 %. The tests allow the mean of four seeds to deviate by 8 %
 (skew_mean), 12 % (skew_p99), 0.05 (step_correlation), 10 % (log_spread) and 30 % (source_distance).
 """
 
@@ -30,9 +30,9 @@ from foremoe.synthetic.counts import Regime, bent, capped, group_heat, layer_cou
 
 # Letters: T tokens, L MoE layers, K top-k, Q sequences, E experts, D domains, U runs of one domain.
 
-# Largest chance that one expert serves a token.
+# Largest probability that one expert serves a token.
 _TOKEN_CAP = 0.95
-# Longest sequence, in multiples of its domain's mean; and the shape of the gamma distribution of run lengths.
+# Longest sequence in multiples of its domain's mean, and shape of the gamma distribution of run lengths.
 _LONGEST, _RUN_SHAPE = 4.0, 4.0
 
 
@@ -40,19 +40,21 @@ def synthetic_trace(
     model: str | Model, *, num_sequences: int = 192, mean_length: float = 400.0, regime: str | Regime = "mid",
     domains: int | None = None, num_layers: int | None = None, seed: int = 0,
 ) -> RoutingTrace:  # fmt: skip
-    """Generates seeded routing of whole sequences, as a rollout would record it.
+    """Generates seeded routing of whole sequences, in the form that a rollout would record.
 
-    Sequences come in runs of one domain, so that the mix of domains changes along the file. Every domain has its popularity of
-    experts per layer, part of it shared by all; sequences vary it, and a run may burst (see `Regime`). A token's K experts are
-    drawn without repeats by systematic sampling: expert e with probability exactly K*q_e, at most 0.95.
+    Sequences come in runs of one domain, so the mix of domains changes along the file. Every domain has its own popularity of
+    experts per layer, part of which is shared by all domains. Popularity varies between sequences, and a run may have a burst
+    (see `Regime`). A token's K experts are drawn without repetition by systematic sampling. Expert e is drawn with a probability
+    of exactly K*q_e, at most 0.95.
 
     Args:
-        model: A `Model`, or the name of a preset.
-        mean_length: Mean tokens per sequence before rounding; lengths are lognormal, up to 4 times the mean.
-        regime: A `Regime`, or the name of one.
-        domains: Number of domains, in place of the regime's; 1 is the control, in which history predicts load.
-        num_layers: Generates only the first layers; a layer's routing does not depend on it.
-        seed: A whole number >= 0.
+        model: Model, given as a `Model` or as the name of a preset.
+        num_sequences: Number of sequences.
+        mean_length: Mean number of tokens per sequence before rounding. Lengths are lognormal, up to 4 times the mean.
+        regime: Regime, given as a `Regime` or by name.
+        domains: Number of domains. Defaults to that of the regime. 1 is the control case, in which history predicts load.
+        num_layers: Number of layers to generate, the first ones of the model. A layer's routing does not depend on it.
+        seed: Seed, a whole number >= 0.
 
     Returns:
         A trace without router weights, with every token known.
@@ -72,7 +74,7 @@ def synthetic_trace(
 
     rng = np.random.default_rng(batch_seed)
     seq_len_Q, run_Q, domain_Q = _sequences(rng, regime, Q, D, mean_length)
-    # One order of the experts per sequence: without it, experts with neighbouring numbers would never meet in a token.
+    # Each sequence has its own order of experts. Otherwise a token could never have two experts with neighbouring numbers.
     order_QE = rng.permuted(np.tile(np.arange(model.num_experts), (Q, 1)), axis=1)
     cut_Q = np.concatenate([[0], np.cumsum(seq_len_Q)])
 
@@ -90,9 +92,9 @@ def synthetic_trace(
 
 
 def _sequences(rng: np.random.Generator, regime: Regime, Q: int, D: int, mean_length: float) -> tuple[Array, Array, Array]:
-    """int64 [Q] each: length, run and domain of every sequence. Domains take turns, each once before any comes again."""
+    """Returns length, run and domain of every sequence, each int64 [Q]. Every domain has one run before any repeats."""
     factor_D = np.exp(regime.domain_length_std * rng.standard_normal(D))
-    # Domains hold equal tokens, hence sequences in inverse proportion to their length: the mean over sequences is harmonic.
+    # Domains have equal numbers of tokens, so sequences are in inverse proportion to length, and their mean is harmonic.
     mean_D = mean_length * factor_D * np.mean(1.0 / factor_D)
     scale_Q = np.exp(regime.length_std * rng.standard_normal(Q) - 0.5 * regime.length_std**2)
     run_tokens_Q = regime.domain_run * rng.standard_gamma(_RUN_SHAPE, Q) / _RUN_SHAPE
@@ -109,7 +111,7 @@ def _sequences(rng: np.random.Generator, regime: Regime, Q: int, D: int, mean_le
 
 
 def _layer_popularity(rng: np.random.Generator, regime: Regime, model: Model, D: int, run_Q: Array, domain_Q: Array) -> Array:
-    """float64 [Q, E]: chance that a sequence's next pair goes to an expert, none above 0.95/K."""
+    """Returns the probability that a sequence's next pair goes to each expert, float64 [Q, E], at most 0.95/K."""
     Q, E = len(run_Q), model.num_experts
     shared_E, own_DE = rng.standard_normal(E), rng.standard_normal((D, E))
     spread = float(np.hypot(regime.sigma, regime.domain_std))
@@ -124,10 +126,10 @@ def _layer_popularity(rng: np.random.Generator, regime: Regime, model: Model, D:
 
 @kernel
 def systematic_topk(cumulative_QE, order_QE, cut_Q, uniform_T, layer, topk_TLK):
-    """Fills ``topk_TLK[:, layer]`` with experts e at which the cumulative probabilities pass u, u+1, .. u+K-1.
+    """Fills ``topk_TLK[:, layer]`` with the experts at which the cumulative probabilities pass u, u+1, .. u+K-1.
 
-    `cumulative_QE` ends at K in every row and grows by at most 1 per expert, so that a token's experts are distinct;
-    `order_QE` maps its columns to experts.
+    `cumulative_QE` ends at K for every sequence and grows by at most 1 per expert, so a token's experts are distinct. `order_QE`
+    maps its columns to experts.
     """
     num_topk = topk_TLK.shape[2]
     num_sequences, num_experts = cumulative_QE.shape
@@ -137,7 +139,7 @@ def systematic_topk(cumulative_QE, order_QE, cut_Q, uniform_T, layer, topk_TLK):
             low = 0
             for k in range(num_topk):
                 point = uniform_T[t] + k
-                # A later point needs a later expert; the last ones must leave room for the points to come.
+                # A later point needs a later expert, and enough experts must remain for all later points.
                 high = num_experts - num_topk + k
                 while low < high:
                     middle = (low + high) // 2

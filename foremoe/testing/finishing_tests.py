@@ -1,4 +1,4 @@
-"""Conformance suite of the path level; use it like `SolverTests`."""
+"""Conformance suite of the path level. Use it like `SolverTests`."""
 
 import dataclasses
 from typing import Any, ClassVar
@@ -21,10 +21,10 @@ from foremoe.testing.strategies import problems
 
 
 class PathSolverTests:
-    """Laws of `PathSolver`: copies stay the same, links lead to them, sources hold the expert; pure and deterministic.
+    """Laws of `PathSolver`: copies stay the same, links match ranks, sources hold the expert, and `solve` is pure.
 
     Attributes:
-        solver: The instance under test.
+        solver: Instance under test.
         limits: Narrower options for `problems`, for solvers that are too slow for the default sizes.
     """
 
@@ -32,7 +32,7 @@ class PathSolverTests:
     limits: ClassVar[dict[str, Any]] = {}
 
     def plans(self, data: st.DataObject, **options: Any) -> tuple[Problem, Plan]:
-        """Draws a problem and a plan of it, with copies if redundant slots are filled."""
+        """Draws a problem and a plan for it, with copies if redundant slots are filled."""
         usual = {"min_ranks": 2, "min_redundant": 1, "max_micro_steps": 3, "row_kinds": ("flat", "skewed", "sparse")}
         problem = data.draw(problems(**{**usual, **self.limits, **options}))
         note(describe(problem))

@@ -1,4 +1,4 @@
-"""Conformance suites of the levels split, home and pack; use them like `SolverTests`."""
+"""Conformance suites of the levels split, home and pack. Use them like `SolverTests`."""
 
 import dataclasses
 from typing import ClassVar
@@ -26,18 +26,18 @@ from foremoe.workload.packing import AsGiven
 
 
 class SplitSolverTests:
-    """Laws of `SplitSolver`: quotas sum to the load, wherever replicas (or re-placed homes) are.
+    """Laws of `SplitSolver`: quotas sum to the load, wherever replicas or re-placed homes are.
 
     Attributes:
-        solver: The instance under test.
-        optimal: Whether the solver promises the smallest maximum rank load for the given replicas.
+        solver: Instance under test.
+        optimal: Whether the solver guarantees the smallest maximum rank load for the given replicas.
     """
 
     solver: ClassVar[SplitSolver]
     optimal: ClassVar[bool] = False
 
     def split(self, problem: Problem, expert_NGS: Array) -> Array:
-        """Returns the solver's quotas after checking them."""
+        """Checks the solver's quotas and returns them."""
         before = expert_NGS.tobytes()
         quota_NGS = self.solver.solve(problem, expert_NGS)
         assert expert_NGS.tobytes() == before, f"{self.solver!r} wrote to expert_NGS."
@@ -61,7 +61,7 @@ class SplitSolverTests:
         note(describe(problem))
         rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
         expert_NGS = random_placement(problem, rng).expert_NGS
-        # Homes re-placed at will, as Eplb does: whole ranks change places.
+        # Homes may be re-placed, as in Eplb. Here, whole ranks are exchanged.
         self.split(problem, np.ascontiguousarray(expert_NGS[:, rng.permutation(problem.G)]))
 
     @law
@@ -86,7 +86,7 @@ class SplitSolverTests:
     @given(st.data())
     def test_no_other_split_is_better_where_promised(self, data: st.DataObject) -> None:
         if not self.optimal:
-            pytest.skip("makes no promise on the largest rank load")
+            pytest.skip("the solver does not guarantee the largest rank load")
         problem = data.draw(problems())
         note(describe(problem))
         placement = data.draw(placements(problem))
@@ -125,7 +125,7 @@ class HomeSolverTests:
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """Input of a pack solver; its repr can be pasted."""
+    """Input of a pack solver, whose repr can be pasted as an expression."""
 
     seq_len_Q: list[int]
     group_Q: list[int]
@@ -172,7 +172,7 @@ class PackSolverTests:
     """Checks that a `PackSolver` assigns every sequence once, keeps limits and groups, and is pure and deterministic.
 
     Attributes:
-        solver: The instance under test.
+        solver: Instance under test.
         few_micro_steps: Whether the solver never needs more micro-steps than `AsGiven`.
     """
 
@@ -182,7 +182,7 @@ class PackSolverTests:
     @law
     @given(batch=batches())
     def test_packings_are_valid(self, batch: Batch) -> None:
-        """Every sequence has one place, groups are never mixed, and micro-steps keep the budget and next-fit's number."""
+        """Checks that every sequence is assigned once, groups are not mixed, and micro-steps keep budget and number."""
         micro_step_Q, rank_Q = batch.pack(self.solver)
         for name, array in (("micro_step_Q", micro_step_Q), ("rank_Q", rank_Q)):
             assert array.shape == (len(batch.seq_len_Q),) and array.dtype == np.int32, f"{name} must be int32 [Q]."

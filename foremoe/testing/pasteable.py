@@ -1,4 +1,4 @@
-"""Formats a Problem as an expression to paste; ``from foremoe import *`` provides every name in it."""
+"""Formats a Problem as an expression that can be pasted. ``from foremoe import *`` provides every name in it."""
 
 import dataclasses
 from typing import Any
@@ -16,8 +16,8 @@ from foremoe.workload.dealing import Dealt
 def describe(problem: Problem) -> str:
     """Returns an expression that evaluates to the same problem, byte for byte.
 
-    Uses foremoe's public names, and `Dealt` from ``foremoe.workload`` if sequences were packed whole. Default values are left
-    out; arrays are written as lists, whose dtype the constructors restore.
+    The expression uses foremoe's public names, and `Dealt` from ``foremoe.workload`` if sequences were packed whole. Default
+    values are omitted. Arrays are written as lists, whose dtype the constructors restore.
     """
     return _text(problem)
 

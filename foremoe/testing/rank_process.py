@@ -1,4 +1,4 @@
-"""Runs in the processes of `foremoe.testing.ranks.RankPool`, and exchanges messages with their parent."""
+"""Program of the processes of `foremoe.testing.ranks.RankPool`, which exchange messages with their parent."""
 
 import contextlib
 import io
@@ -22,8 +22,8 @@ from foremoe.distributed.group import TorchGroup
 
 
 def serve(rank: int, port: int, connection: Connection) -> None:
-    """Runs a rank: calls the functions that it receives until it receives none."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its ranks itself
+    """Runs a rank, which calls the functions that it receives until it receives an empty message."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent stops its ranks
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     _allow_many_files()
@@ -55,7 +55,7 @@ def serve(rank: int, port: int, connection: Connection) -> None:
 
 
 def _allow_many_files() -> None:
-    """As many as this user may have: process groups have sockets, and gloo waits without an end for one that it is refused."""
+    """Raises the limit of open files to the user's maximum, because gloo hangs if it cannot open a socket."""
     with contextlib.suppress(ImportError, OSError, ValueError):
         import resource
 
@@ -64,7 +64,7 @@ def _allow_many_files() -> None:
 
 
 def _end_with_parent() -> None:
-    """Ends this process when its parent is gone, also in the middle of a call."""
+    """Ends this process when its parent is gone, even in the middle of a call."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
@@ -78,7 +78,7 @@ def _group(store: Store, rank: int, num_ranks: int, timeout_s: float) -> TorchGr
 
 
 def to_bytes(value: Any) -> bytes:
-    # Not plain pickle: it has no fp8 tensors.
+    # Plain pickle does not support fp8 tensors.
     file = io.BytesIO()
     torch.save(value, file, pickle_protocol=pickle.HIGHEST_PROTOCOL)
     return file.getvalue()
@@ -95,7 +95,7 @@ def _failure(error: BaseException) -> bytes:
         answer = to_bytes((when, False, error))
         from_bytes(answer)
         return answer
-    except Exception:  # an exception class of its own making: its text has to do
+    except Exception:  # the exception class cannot be pickled, so send its text
         plain = RuntimeError(f"{type(error).__name__}: {error}")
         plain.__notes__ = error.__notes__
         return to_bytes((when, False, plain))

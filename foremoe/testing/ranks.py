@@ -1,4 +1,4 @@
-"""Runs a function on every rank of a group: on threads, on a kept pool of processes, or on processes of one call.
+"""Runs a function on every rank of a group, on threads, on a shared pool of processes, or on processes for a single call.
 
 ::
 
@@ -27,7 +27,7 @@ from foremoe.base.errors import InputError, TransferError
 from foremoe.distributed.group import ThreadGroup
 from foremoe.testing.rank_process import from_bytes, serve, to_bytes
 
-START_S = 120.0  # a rank that has to import torch on a busy machine takes long
+START_S = 120.0  # importing torch on a busy machine takes long
 
 
 class RankDied(RuntimeError):
@@ -40,8 +40,8 @@ def run_threads(
     """Calls ``fn(group, *args)`` on one thread per rank, with a `ThreadGroup`, and returns the results by rank.
 
     Args:
-        timeout_s: Seconds that a rank waits for another one (`Group.timeout_s`).
-        limit_s: Seconds for the whole call; then `RankDied` is raised, and the thread of a busy rank keeps running.
+        timeout_s: Timeout of a rank for another one in seconds (`Group.timeout_s`).
+        limit_s: Timeout of the whole call in seconds, after which `RankDied` is raised. The thread of a busy rank keeps running.
         errors: Whether to return exceptions as results. If False, the first error is raised, with a note that names the rank.
     """
     return _results(*_on_threads(fn, num_ranks, args, timeout_s, limit_s), errors)
@@ -50,7 +50,7 @@ def run_threads(
 def _on_threads(
     fn: Callable[..., Any], num_ranks: int, args: tuple[Any, ...], timeout_s: float, limit_s: float
 ) -> tuple[list[Any], list[tuple[float, int]]]:
-    """Results by rank, and (when, rank) of those that failed."""
+    """Returns results by rank, and (time, rank) of each failure."""
     groups = ThreadGroup.of(num_ranks, timeout_s=timeout_s)
     found: dict[int, Any] = {g: RankDied(f"rank {g} did not end within {limit_s:g} s.") for g in range(num_ranks)}
     failed: list[tuple[float, int]] = []
@@ -72,7 +72,7 @@ def _on_threads(
         if thread.is_alive():
             failed.append((until, g))
     results = [found[g] for g in range(num_ranks)]
-    # The frames in an error's traceback hold `found`: with the error in it, what the ranks held would wait for the collector.
+    # An error's traceback references `found`. With the error in it, that cycle would keep the ranks' objects alive.
     found.clear()
     return results, failed
 
@@ -84,15 +84,15 @@ class RankPool:
     Ranks run torch on one thread each. If a rank dies or takes too long, all ranks end and the pool becomes unusable.
 
     Args:
-        num_ranks: Largest number of ranks in a call.
+        num_ranks: Maximum number of ranks in a call.
     """
 
     def __init__(self, num_ranks: int) -> None:
         if num_ranks < 1:
             raise InputError(f"num_ranks is {num_ranks}; a pool needs at least one rank.")
         self.num_ranks = self.asked_ranks = num_ranks
-        self.unusable = ""  # why, in one sentence
-        # The parent hosts the store: it survives any rank, so that the others can still name the missing one.
+        self.unusable = ""  # the reason, in one sentence
+        # The parent hosts the store, because it survives any rank, so that the others can still name the missing one.
         self._store: TCPStore | None = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._world, self._world_of = 0, (0, 0.0)
         self._connections: list[Connection] = []
@@ -116,11 +116,11 @@ class RankPool:
         """Calls ``fn(group, *args)`` on the first `num_ranks` ranks, with a `TorchGroup`, and returns the results by rank.
 
         Args:
-            fn: A function of a module, since it is pickled, like arguments and results.
-            num_ranks: None: all ranks; in the shared pool, the number last requested from `get_pool`.
-            timeout_s: As for `run_threads`, in the process group too.
-            limit_s: Seconds for the whole call.
-            errors: As for `run_threads`; ranks that died return a `RankDied`.
+            fn: Module-level function, because it is pickled, like arguments and results.
+            num_ranks: Number of ranks. Defaults to all ranks or, in the shared pool, to the last number passed to `get_pool`.
+            timeout_s: Timeout of a rank for another one in seconds, also in the process group.
+            limit_s: Timeout of the whole call in seconds.
+            errors: Whether to return exceptions as results, as in `run_threads`. Ranks that died return a `RankDied`.
 
         Raises:
             RankDied: A rank ended or took longer than `limit_s`, now or in an earlier call.
@@ -130,7 +130,7 @@ class RankPool:
             raise RankDied(f"this pool is unusable: {self.unusable}")
         if not 1 <= num_ranks <= self.num_ranks:
             raise InputError(f"num_ranks is {num_ranks}; this pool has 1 to {self.num_ranks} ranks.")
-        # A group in which somebody failed may hold half a message: the next call gets a new one.
+        # A group in which a rank failed may contain part of a message, so the next call gets a new group.
         if self._world_of != (num_ranks, timeout_s):
             self._world, self._world_of = self._world + 1, (num_ranks, timeout_s)
         try:
@@ -139,7 +139,7 @@ class RankPool:
             raise InputError(f"{fn!r} cannot be sent to a rank ({error}); use a function of a module.") from None
         task = to_bytes((list(sys.path), self._world, num_ranks, timeout_s, call))
         for connection in self._connections[:num_ranks]:
-            with contextlib.suppress(OSError):  # it died since the last call: found when its answer is collected
+            with contextlib.suppress(OSError):  # the rank died since the last call; detected when its answer is collected
                 connection.send_bytes(task)
         try:
             results, failed = self._collect(range(num_ranks), limit_s, "answer")
@@ -162,7 +162,7 @@ class RankPool:
         self.close()
 
     def _collect(self, ranks: Sequence[int], limit_s: float, verb: str) -> tuple[list[Any], list[tuple[float, int]]]:
-        """Answers by rank, and (when, rank) of those that failed; ends the pool if a rank is lost."""
+        """Returns answers by rank, and (time, rank) of each failure. Ends the pool if a rank is lost."""
         results: list[Any] = [None] * len(ranks)
         failed: list[tuple[float, int]] = []
         lost: list[str] = []
@@ -193,7 +193,7 @@ class RankPool:
         for connection in self._connections:
             with contextlib.suppress(OSError):
                 connection.send_bytes(b"")
-        # After a loss the others may hang in a call that nobody answers any more.
+        # After a loss, the others may hang in a call that is never answered.
         patience_s = 10.0 if why == "it was closed." else 0.0
         for process in self._processes:
             process.join(patience_s)
@@ -216,7 +216,7 @@ _shared: RankPool | None = None
 
 
 def get_pool(num_ranks: int) -> RankPool:
-    """Returns the pool that all tests of this process share, with at least `num_ranks` ranks; replaces an unusable one."""
+    """Returns the pool that all tests of this process share, with at least `num_ranks` ranks. Replaces an unusable pool."""
     global _shared
     if _shared is not None and (_shared.unusable or _shared.num_ranks < num_ranks):
         _shared.close()
@@ -229,7 +229,7 @@ def get_pool(num_ranks: int) -> RankPool:
 
 
 def _context() -> Any:
-    """Forks of a server that has torch loaded where there is one: a second start then takes half a second, not ten."""
+    """Returns a context that forks from a server with torch loaded, if possible, so that later starts take 0.5 s, not 10 s."""
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
@@ -240,7 +240,7 @@ def _context() -> Any:
 def _results(results: list[Any], failed: list[tuple[float, int]], errors: bool) -> list[Any]:
     if not failed or errors:
         return results
-    # A TransferError may be the echo of what happened to another rank, and may even be noticed before it.
+    # A TransferError may be a consequence of another rank's error, and may even be detected before it.
     _, _, first = min((isinstance(results[g], TransferError), when, g) for when, g in failed)
     error: BaseException = results[first]
     error.add_note(f"on rank {first} of {len(results)}")

@@ -1,7 +1,7 @@
-"""Reference executor: runs any plan and schedule on toy experts in per-rank buffers, slowly and simply.
+"""Reference executor, which runs any plan and schedule on toy experts in per-rank buffers, slowly and simply.
 
-An expert is two small matrices and a tanh in float64. Layers do not feed each other: every (token, expert) pair has its own input
-and output gradient, so a fault in one row stays visible there.
+An expert is two small matrices and a tanh in float64. Layers are independent. Every (token, expert) pair has its own input and
+output gradient, so a fault affects only the row where it occurs.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ HIDDEN = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ReferenceResult:
-    """The results of one stage, in float64.
+    """Results of one stage in float64.
 
     Attributes:
         output_ZH: Outputs of all pairs.
-        input_grad_ZH: Gradients of their inputs; zero without backward.
-        weight_grad_LE: [L, E, 2, H, H], summed over micro-steps.
+        input_grad_ZH: Gradients of the pairs' inputs, which are zero without backward.
+        weight_grad_LE: Weight gradients [L, E, 2, H, H], summed over micro-steps.
     """
 
     output_ZH: Array
@@ -37,7 +37,7 @@ class ReferenceResult:
     weight_grad_LE: Array
 
     def difference(self, other: ReferenceResult) -> float:
-        """Returns the largest absolute difference; infinity if one of two values is NaN."""
+        """Returns the largest absolute difference, or infinity if any value is NaN in only one of the results."""
         names = ("output_ZH", "input_grad_ZH", "weight_grad_LE")
         worst = [float(np.abs(getattr(self, name) - getattr(other, name)).max(initial=0.0)) for name in names]
         return float("inf") if np.isnan(worst).any() else max(worst)
@@ -47,11 +47,12 @@ def run_reference(plan: Plan, workload: Workload | Array, *, seed: int = 0, land
     """Executes `plan` pass by pass.
 
     Args:
-        plan: Must keep homes in their base slots.
-        workload: The planned counts, or their load_MLGE.
-        land: ``"early"``: a copy lands as soon as its `after` is over and its source has it; ``"late"``: just before its `need`.
-            A relayed copy is read from its source until its `need`, so it lands again then. A wrong `after` corrupts a result in
-            one of the two.
+        plan: Plan that keeps homes in their base slots.
+        workload: Planned counts, or their load_MLGE.
+        seed: Seed of weights, inputs and output gradients.
+        land: Time at which copies land. With ``"early"``, a copy lands as soon as its `after` is over and its source has it. With
+            ``"late"``, it lands just before its `need`. A relayed copy is read from its source until its `need`, so it lands
+            again then. A wrong `after` corrupts a result in one of the two modes.
 
     Raises:
         InputError: The plan moves homes, or was made for other counts.
@@ -65,15 +66,15 @@ def run_reference(plan: Plan, workload: Workload | Array, *, seed: int = 0, land
     input_ZH, output_grad_ZH, weight_LE, result = _make_toys(workload.load_MLGE, seed, head.schedule.trains)
     buffer_G = np.full((G, head.num_buffers, 2, HIDDEN, HIDDEN), np.nan)
     slot_grad_G = np.full_like(buffer_G, np.nan)
-    reads: dict[tuple[int, int, int], int] = {}  # (rank, layer, expert) -> the buffer its weights are read from
-    holds: dict[tuple[int, int], tuple[int, int]] = {}  # (rank, buffer) -> the (layer, expert) that landed there last
+    reads: dict[tuple[int, int, int], int] = {}  # (rank, layer, expert) -> buffer from which its weights are read
+    holds: dict[tuple[int, int], tuple[int, int]] = {}  # (rank, buffer) -> (layer, expert) that landed there last
 
     def home_weights(rank: int, layer: int, expert: int) -> Array:
-        """What `rank` (-1: the host store) has at home; NaN for an expert that is not its own."""
+        """Returns the weights that `rank` has at home, or NaN for an expert that is not. Rank -1 is the host store."""
         return weight_LE[layer, expert] if rank in (-1, plan.home_LE[layer, expert] // B) else weight_LE[0, 0] * np.nan
 
     def land_copy(c: int, last: bool) -> bool:
-        """Copies weights from where they are; NaN if they are nowhere at the last moment."""
+        """Copies weights from their source, or NaN if the source does not have them and this is the last chance."""
         src, key, at = int(t.src_C[c]), (int(t.layer_C[c]), int(t.expert_C[c])), (int(t.dst_C[c]), int(t.buffer_C[c]))
         there = [buffer for (g, buffer), held in holds.items() if g == src and held == key]
         weights = buffer_G[src, there[0]] if there else home_weights(src, *key)
@@ -86,7 +87,7 @@ def run_reference(plan: Plan, workload: Workload | Array, *, seed: int = 0, land
     activation_ZH, landed_C = np.full_like(input_ZH, np.nan), np.zeros(len(t), bool)
     relayed_C = (t.src_C >= 0) & (t.src_C != plan.home_LE[t.layer_C, t.expert_C] // B)
     for use, m, layer, phase, _ in zip(*head.schedule.uses(L), strict=True):
-        for _ in range(G):  # those that wait for a copy to their source come a round later
+        for _ in range(G):  # copies that wait for a copy to their source land in a later round
             for c in np.flatnonzero(~landed_C & ((t.after_C < use) if land == "early" else (t.need_C <= use))).tolist():
                 landed_C[c] = land_copy(c, last=False)
         for c in np.flatnonzero((t.need_C == use) & (relayed_C | ~landed_C)).tolist():
@@ -112,7 +113,7 @@ def run_reference(plan: Plan, workload: Workload | Array, *, seed: int = 0, land
                 back = _backward(input_ZH[pairs_Z], activation_ZH[pairs_Z], output_grad_ZH[pairs_Z], weights)
                 result.input_grad_ZH[pairs_Z] = back[0]
                 gradient += back[1]
-        for e, g, buffer in returns:  # home in a fixed order; zero in a forward pass
+        for e, g, buffer in returns:  # added at home in a fixed order; zero in a forward pass
             result.weight_grad_LE[layer, e] += slot_grad_G[g, buffer]
     return result
 
@@ -131,7 +132,7 @@ def dense_reference(load_MLGE: Array, *, seed: int = 0, backward: bool = True) -
 
 
 def _make_toys(load_MLGE: Array, seed: int, backward: bool) -> tuple[Array, Array, Array, ReferenceResult]:
-    """Inputs [Z, H], output gradients [Z, H], weights [L, E, 2, H, H], and a result to fill: NaN where a stage writes."""
+    """Returns inputs [Z, H], output gradients [Z, H], weights [L, E, 2, H, H], and a result filled with NaN, to be written."""
     pairs, weights = (int(load_MLGE.sum()), HIDDEN), (load_MLGE.shape[1], load_MLGE.shape[3], 2, HIDDEN, HIDDEN)
     rng, input_grad_ZH = np.random.default_rng(seed), np.full(pairs, np.nan if backward else 0.0)
     result = ReferenceResult(output_ZH=np.full(pairs, np.nan), input_grad_ZH=input_grad_ZH, weight_grad_LE=np.zeros(weights))
@@ -139,7 +140,7 @@ def _make_toys(load_MLGE: Array, seed: int, backward: bool) -> tuple[Array, Arra
 
 
 def _deal(plan: Plan, work: Workload, split_G: list[Array], m: int, layer: int) -> dict[int, Array]:
-    """Slot p -> its pairs Z: each source deals an expert's pairs, in order, to the slots by its split."""
+    """Returns a mapping from slots to their pairs. Each source assigns an expert's pairs in order according to its split."""
     served: dict[int, Array] = {}
     start_MLGE = (np.cumsum(work.load_MLGE) - work.load_MLGE.ravel()).reshape(work.load_MLGE.shape)
     for source, split_MLP in enumerate(split_G):

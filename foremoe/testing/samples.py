@@ -24,7 +24,8 @@ def random_placement(problem: Problem, rng: np.random.Generator, *, density: flo
 
     Args:
         density: Probability that a redundant slot is filled.
-        evenness: Parameter of the Dirichlet distribution of an expert's load over its slots; small: nearly all in one.
+        evenness: Parameter of the Dirichlet distribution of an expert's load over its slots. With small values, one slot gets
+            nearly all of the load.
     """
     static = problem.static()
     expert_NGS, quota_NGS = static.expert_NGS.copy(), static.quotas_NGS.copy()
@@ -41,7 +42,7 @@ def random_placement(problem: Problem, rng: np.random.Generator, *, density: flo
 
 
 def random_sources(problem: Problem, rng: np.random.Generator) -> Array:
-    """Returns the problem's load by source rank, int32 [M, L, G, E], or a random one with its sums."""
+    """Returns the problem's load by source rank, int32 [M, L, G, E], or a random one with the same sums."""
     if problem.load_MLGE is not None:
         return problem.load_MLGE
     dealt = rng.multinomial(problem.load_MLE, rng.dirichlet(np.full(problem.G, 0.5)))
@@ -54,7 +55,7 @@ def plan_of(problem: Problem, placement: Placement) -> Plan:
 
 
 def with_quotas(problem: Problem, placement: Placement, keeps_homes: bool = True) -> Placement:
-    """Fills quotas as the planner does for a solver that only places experts."""
+    """Fills quotas in the same way as the planner does for a solver that only places experts."""
     return placement if placement.quota_NGS is not None else start.with_quotas(problem, placement, ExactSplit(), keeps_homes)
 
 

@@ -1,11 +1,11 @@
-"""Conformance suite of rank-level solvers: subclass it in a test file, name a solver, and pytest checks the laws.
+"""Conformance suite of rank-level solvers. Subclass it in a test file, set the solver, and pytest checks the laws.
 
 ::
 
     class TestMine(foremoe.testing.SolverTests):
         solver = Mine(min_pairs=64)
 
-A failure is a sentence that names the law, with the problem as an expression to paste (see `describe`).
+A failure prints a sentence that names the law, and the problem as an expression that can be pasted (see `describe`).
 """
 
 import dataclasses
@@ -30,9 +30,9 @@ from foremoe.testing.strategies import placements, problems
 
 # Letters: N rows, G ranks, S slots per rank, L layers, E experts.
 
-# One test method runs in every subclass of the suite, which hypothesis would otherwise report.
+# A test method runs in every subclass of the suite, which hypothesis would otherwise report.
 law = settings(deadline=None, suppress_health_check=list(HealthCheck))
-# For cases that a law's general test meets as well, and that only deserve a look of their own.
+# For special cases that a law's general test also covers, so fewer examples are enough.
 corner = settings(law, max_examples=max(10, law.max_examples // 5))
 CLOSE = 1.0 + 1e-9  # costs are sums of floats
 
@@ -41,9 +41,9 @@ class SolverTests:
     """Laws of `RankSolver`: results are valid and deterministic, inputs unchanged, odd loads accepted, bounds correct.
 
     Attributes:
-        solver: The instance under test.
+        solver: Instance under test.
         limits: Narrower options for `problems`, for solvers that are too slow for the default sizes.
-        many_rows: Rows of the problem that compares thread counts (256 rows make one block); 0 leaves that test out.
+        many_rows: Number of rows of the problem that compares thread counts, where 256 rows make one block. 0 skips that test.
     """
 
     solver: ClassVar[RankSolver]
@@ -139,7 +139,7 @@ class SolverTests:
         rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
         mine = with_quotas(problem, placement, True)
         mine_N = row_objective(problem, mine)
-        # A proof under the time objective is good to the solver's own tolerance.
+        # Under the time objective, a proof holds up to the solver's own tolerance.
         slack = 1.0 + 1e-5 if problem.cost.objective == "time" else 1.0
         others = [random_placement(problem, rng), *(random_placement(problem, rng, evenness=20.0) for _ in range(3))]
         for other in (mine, problem.static(), *others):
@@ -184,7 +184,7 @@ class SolverTests:
 
 
 def plain_python(solver: RowSolver) -> RowSolver:
-    """Returns the same row solver, run by the interpreter."""
+    """Returns the same row solver, but run by the Python interpreter."""
     edit: Any = solver.edit
     body = {"edit": staticmethod(getattr(edit, "py_func", edit)), "compiled": False}
     plain = type(f"Plain{type(solver).__name__}", (type(solver),), body)

@@ -1,6 +1,6 @@
-"""Hypothesis strategies for models, clusters, schedules, problems, placements and plans: small, varied, and always valid.
+"""Hypothesis strategies for models, clusters, schedules, problems, placements and plans, which are small, varied and valid.
 
-Structure is drawn by hypothesis and shrinks; bulk numbers come from a drawn seed. Print failures with `describe`::
+hypothesis draws and shrinks the structure, while bulk numbers come from a drawn seed. Print failures with `describe`::
 
     @given(st.data())
     def test_mine(data):
@@ -27,7 +27,7 @@ from foremoe.problem.schedule import Schedule
 from foremoe.testing.samples import plan_of, random_placement
 from foremoe.workload.workload import STAGES
 
-# What only a fit knows of a cluster.
+# Cluster fields that only a fit determines.
 _FITTED: dict[str, Any] = {
     "attention_efficiency": 0.25, "backward_ratio": 1.5, "slot_backward_s": 3e-6, "attention_backward_ratio": 1.25,
     "layer_overhead_s": 1e-6, "pair_overhead_s": 1e-10, "residual": 0.125,
@@ -40,7 +40,7 @@ ROW_KINDS = ("flat", "skewed", "sparse", "one", "zero")
 
 @st.composite
 def models(draw: st.DrawFn, *, num_experts: int | None = None) -> Model:
-    """Draws small models, for which one pair costs about as much as one copy."""
+    """Draws small models for which one pair costs about as much as one copy."""
     experts = draw(st.integers(1, 8)) if num_experts is None else num_experts
     return Model(
         name="toy", num_layers=16, first_moe_layer=draw(st.sampled_from([0, 1])), num_experts=experts,
@@ -51,7 +51,7 @@ def models(draw: st.DrawFn, *, num_experts: int | None = None) -> Model:
 
 @st.composite
 def clusters(draw: st.DrawFn, *, min_ranks: int = 1, max_ranks: int = 6, symmetric: bool = False) -> Cluster:
-    """Draws clusters with nodes of any sizes and ranks in any order; with `symmetric`, nodes of one size and ranks in order."""
+    """Draws clusters with nodes of any sizes and ranks in any order, or, with `symmetric`, equal nodes and ranks in order."""
     ranks = draw(st.integers(min_ranks, max_ranks))
     if symmetric:
         per_node = draw(st.sampled_from([d for d in range(1, ranks + 1) if ranks % d == 0]))
@@ -77,10 +77,10 @@ def clusters(draw: st.DrawFn, *, min_ranks: int = 1, max_ranks: int = 6, symmetr
 def schedules(
     draw: st.DrawFn, num_micro_steps: int, *, num_layers: int = 1, stage: str | None = None, uneven: bool = False
 ) -> Schedule:
-    """Draws every kind of schedule for these numbers of micro-steps and layers.
+    """Draws every kind of schedule for the given numbers of micro-steps and layers.
 
     Args:
-        stage: ``"recompute"`` or ``"update"``; default: either.
+        stage: ``"recompute"`` or ``"update"``. Defaults to either.
         uneven: Whether to include chunks of different sizes, and recomputation in blocks of several layers.
     """
     M = num_micro_steps
@@ -103,7 +103,7 @@ def schedules(
 
 @st.composite
 def _uneven(draw: st.DrawFn, schedule: Schedule, num_layers: int) -> Schedule:
-    """The schedule with random chunks and blocks of layers."""
+    """Returns the schedule with random chunks and blocks of layers."""
     chunk_L = np.sort(np.array(draw(_lists(schedule.num_chunks, num_layers)), np.int32))
     if num_layers % schedule.num_chunks == 0 and draw(st.booleans()):
         chunk_L = schedule.chunks(num_layers)
@@ -131,12 +131,12 @@ def problems(
     """Draws problems of every kind that the library accepts.
 
     Args:
-        max_base: Largest number of base slots per rank, so E is at most max_ranks * max_base.
-        max_pairs: Largest load of one expert from one source rank.
-        slot_depth: Buffers per slot; drawn from 1 to 3 by default.
-        row_kinds: Kinds of row loads to draw; see `ROW_KINDS`.
-        sources: Whether there is ``load_MLGE``; default: either.
-        symmetric: Whether nodes have one size, in order.
+        max_base: Maximum number of base slots per rank, so that E is at most max_ranks * max_base.
+        max_pairs: Maximum load of one expert from one source rank.
+        slot_depth: Number of buffers per slot. By default, it is drawn from 1 to 3.
+        row_kinds: Kinds of row loads to draw. See `ROW_KINDS`.
+        sources: Whether the problem has ``load_MLGE``. Defaults to either.
+        symmetric: Whether nodes have equal sizes, with ranks in order.
         uneven: Whether to include schedules with chunks of different sizes and recomputation in blocks of layers.
     """
     cluster = draw(clusters(min_ranks=min_ranks, max_ranks=max_ranks, symmetric=symmetric))
@@ -165,7 +165,7 @@ def problems(
 
 
 def placements(problem: Problem) -> st.SearchStrategy[Placement]:
-    """Draws valid placements of `problem`, from static to every redundant slot filled."""
+    """Draws valid placements of `problem`, from static placement to one with all redundant slots filled."""
     return st.builds(
         functools.partial(random_placement, problem), st.builds(np.random.default_rng, st.integers(0, 2**32 - 1)),
         density=st.sampled_from([1.0, 0.6, 0.2, 0.0]), evenness=st.sampled_from([0.1, 1.0, 50.0]),
@@ -178,13 +178,13 @@ def plans(problem: Problem) -> st.SearchStrategy[Plan]:
 
 
 def _row(kind: str, num_ranks: int, num_experts: int, max_pairs: int, rng: np.random.Generator) -> Array:
-    """int32 [G, E]: one row's load."""
+    """Returns the load of one row, int32 [G, E]."""
     shape = (num_ranks, num_experts)
     load_GE = np.zeros(shape, np.int64)
     if kind == "flat":
         load_GE[:] = rng.integers(1, max_pairs + 1)
     elif kind == "skewed":
-        # A few experts take most; source ranks differ in how much they send.
+        # A few experts take most of the load, and source ranks send different amounts.
         popular_E = rng.permutation(max_pairs / np.arange(1, num_experts + 1))
         load_GE = (popular_E * rng.random((num_ranks, 1)) + rng.random(shape)).astype(np.int64)
     elif kind == "sparse":

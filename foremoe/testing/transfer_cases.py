@@ -1,4 +1,4 @@
-"""Cases of the conformance suite for transfer backends; separate, because rank processes need no pytest or hypothesis."""
+"""Cases of the conformance suite for transfer backends, in a module that does not import pytest or hypothesis."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from foremoe.transfer.base import HOST, Copy, Entry, TransferBackend
 # Letters: L layers, E experts.
 
 _KINDS = ("home", "slot", "main_grad", "slot_grad")
-# The two highest bytes of a NaN that carries a payload: what a copy through arithmetic would change.
+# The two highest bytes of a NaN with a payload, which a copy through arithmetic would change.
 _NAN = {
     "float64": (0xF1, 0x7F), "float32": (0x81, 0x7F), "bfloat16": (0x81, 0x7F), "float16": (0x01, 0x7D),
     "float8_e4m3fn": (0x7F,), "uint8": (),
@@ -24,7 +24,7 @@ DTYPES = tuple(_NAN)
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One copy: weights from their home to a buffer of `rank`, or the gradient of that buffer to the home."""
+    """Copy of weights from their home to a buffer of `rank`, or of that buffer's gradient to the home."""
 
     key: int
     layer: int
@@ -36,23 +36,23 @@ class Op:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Batches of copies that all start before the memory is checked; every batch is one handle on each rank."""
+    """Batches of copies that all start before the memory is checked. Every batch is one handle on each rank."""
 
     batches: tuple[tuple[Op, ...], ...]
-    new_weights: bool = True  # home weights change before it
+    new_weights: bool = True  # whether home weights change before the round
 
 
 @dataclass(frozen=True, slots=True)
 class TransferCase:
-    """The copies of the ranks of one group, round by round."""
+    """Copies of all ranks of a group, in rounds."""
 
     num_ranks: int
     home_LE: tuple[tuple[int, ...], ...]  # home rank of every expert
-    num_buffers: int  # of every rank
+    num_buffers: int  # buffers of every rank
     dtype: str
-    sizes: tuple[int, ...]  # elements of each of an expert's tensors
+    sizes: tuple[int, ...]  # number of elements of each tensor of an expert
     rounds: tuple[Round, ...]
-    seed: int = 0  # of the contents of memory, and of when each rank waits for which handle
+    seed: int = 0  # seed of the contents of memory, and of the order in which each rank waits for handles
 
     def __str__(self) -> str:
         head = f"{self.num_ranks} ranks, experts of {self.dtype} tensors with {self.sizes} elements, seed {self.seed}"
@@ -63,7 +63,7 @@ class TransferCase:
         return "\n".join(lines)
 
     def text(self, op: Op) -> str:
-        """Describes one copy."""
+        """Returns a description of one copy."""
         home, what = self.home_LE[op.layer][op.expert], f"layer {op.layer} expert {op.expert}"
         if op.gradient:
             return f"key {op.key} gradient of {what}, rank {op.rank} buffer {op.buffer} -> rank {home}"
@@ -76,9 +76,9 @@ class TransferCase:
 
 
 class Memory:
-    """The `Buffers` of one rank: tensors separated by gaps that must not be written; `expected` is the required content.
+    """`Buffers` of one rank, with tensors separated by gaps that must not be written. `expected` is the required content.
 
-    Homes have a separate block, which moves with every other version of the weights.
+    Homes are in a separate block, which moves with every second version of the weights.
     """
 
     def __init__(self, case: TransferCase, rank: int, device: str) -> None:
@@ -93,7 +93,7 @@ class Memory:
         for kind in _KINDS:
             size = self.dtype(kind).itemsize
             if kind == "slot":
-                end = self._num_home = -(-end // 8) * 8  # homes end here; any dtype may begin
+                end = self._num_home = -(-end // 8) * 8  # homes end here, aligned for any dtype
             for where in homes if kind in ("home", "main_grad") else slots:
                 self._places[kind, *where] = places = []
                 for num in case.sizes:
@@ -107,11 +107,11 @@ class Memory:
             self.refill(kind, self.version)
 
     def allocate(self, contents: torch.Tensor) -> torch.Tensor:
-        """Allocates memory of the device with these bytes."""
+        """Allocates memory on the device with the given bytes."""
         return contents.to(self._device, copy=True)
 
     def contents(self) -> torch.Tensor:
-        """Returns all present bytes."""
+        """Returns the present content of all memory."""
         return torch.cat([self._homes.cpu(), self._rest.cpu()])
 
     def dtype(self, kind: str) -> torch.dtype:
@@ -131,7 +131,7 @@ class Memory:
         return self._tensors("slot_grad", self.rank, buffer)
 
     def fill(self, where: tuple[str, int, int], version: int) -> None:
-        """Writes to tensors of this rank, as a model would."""
+        """Writes to tensors of this rank like a model would."""
         self.expect(where, where, version)
         for place in self._places[where]:
             self._bytes(place).copy_(self.expected[place].clone(), non_blocking=True)
@@ -142,7 +142,7 @@ class Memory:
             self.expected[place] = self._contents(source, version, i, place.stop - place.start)
 
     def change_weights(self) -> None:
-        """Simulates an optimizer step that moves the homes in memory; their old memory is overwritten."""
+        """Simulates an optimizer step that moves the homes in memory. Their old memory is overwritten."""
         self.version += 1
         if self.version % 2 == 0:
             self._homes.fill_(0xEE)
@@ -156,7 +156,7 @@ class Memory:
                 self.fill(where, version)
 
     def wrong(self, where: tuple[str, int, int]) -> str:
-        """Says how the tensors of a place differ from the expected ones; empty if they do not."""
+        """Returns how the tensors at a location differ from the expected ones, or an empty string."""
         contents = self.contents()
         for i, place in enumerate(self._places[where]):
             bad = (contents[place] != self.expected[place]).nonzero().flatten().tolist()
@@ -165,7 +165,7 @@ class Memory:
         return ""
 
     def wrong_anywhere(self) -> str:
-        """Says where memory differs from the expected content; empty if it does not."""
+        """Returns where memory differs from the expected content, or an empty string."""
         bad = (self.contents() != self.expected).nonzero().flatten().tolist()
         if not bad:
             return ""
@@ -197,7 +197,7 @@ class Memory:
 
 
 def copy_of(case: TransferCase, op: Op, memory: Memory, backend: TransferBackend) -> Copy | None:
-    """Returns this rank's end of a copy; None if it has none."""
+    """Returns this rank's end of a copy, or None if the copy does not involve this rank."""
     (src_rank, dst_rank), me = case.ends(op), memory.rank
     src = dst = None
     if me == src_rank and not backend.one_sided:
@@ -210,7 +210,7 @@ def copy_of(case: TransferCase, op: Op, memory: Memory, backend: TransferBackend
 
 
 def entries_of(case: TransferCase, ops: Sequence[Op]) -> list[Entry]:
-    """Returns the entries that a one-sided backend has to publish for these copies."""
+    """Returns the entries that a one-sided backend must publish for these copies."""
     return sorted({Entry(op.layer, op.expert, case.home_LE[op.layer][op.expert], op.rank) for op in ops})
 
 
@@ -232,7 +232,7 @@ def _rounds(group: Group, backend: TransferBackend, case: TransferCase, memory: 
     for r, step in enumerate(case.rounds):
         rng = np.random.default_rng([case.seed, r, group.rank])
         if r:
-            # A two-sided source is free for use as soon as this rank has waited; a one-sided one when everybody has.
+            # A two-sided source may be reused after this rank has waited, and a one-sided source after all ranks have.
             if backend.one_sided:
                 group.barrier()
             if step.new_weights:

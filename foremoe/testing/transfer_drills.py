@@ -1,6 +1,6 @@
-"""Drills of the conformance suite for transfer backends, run on every rank; each returns the errors.
+"""Drills of the conformance suite for transfer backends, which run on every rank and return errors.
 
-Every drill works on `DRILL`, with two ranks or more; ranks above the first two only open and close.
+Every drill runs `DRILL` with two or more ranks. Ranks after the first two only open and close the backend.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from foremoe.testing.transfer_cases import Memory, Op, Round, TransferCase, copy
 from foremoe.transfer.backends import resolve_backend
 from foremoe.transfer.base import TransferBackend
 
-# Rank 0 takes expert 2, then expert 3 of rank 1; rank 1 takes expert 0.
+# Rank 0 copies expert 2 and then expert 3 of rank 1, and rank 1 copies expert 0.
 DRILL = TransferCase(
     num_ranks=2, home_LE=((0, 0, 1, 1),), num_buffers=2, dtype="bfloat16", sizes=(700, 0, 33),
     rounds=(Round(((Op(7, 0, 2, 0, 0), Op(8, 0, 0, 1, 0)), (Op(9, 0, 3, 0, 1),))),),
@@ -45,7 +45,7 @@ def _publish(backend: TransferBackend, ops: Sequence[Op], memory: Memory) -> Non
 
 
 def _check(memory: Memory, ops: Sequence[Op]) -> list[str]:
-    """What is wrong in the buffers that copies went to, or anywhere else."""
+    """Returns the errors in the buffers of copies, or elsewhere in memory."""
     for op in ops:
         if op.rank == memory.rank:
             memory.expect(("slot", op.rank, op.buffer), ("home", op.layer, op.expert), memory.version)
@@ -55,7 +55,7 @@ def _check(memory: Memory, ops: Sequence[Op]) -> list[str]:
 
 @contextlib.contextmanager
 def _opened(group: Group, backend: TransferBackend, device: str) -> Iterator[Memory]:
-    """Memory of this rank over which the backend is open."""
+    """Opens the backend over memory of this rank inside the block."""
     memory = Memory(DRILL, group.rank, device)
     backend.open(group.rank, group, memory)
     try:
@@ -65,7 +65,7 @@ def _opened(group: Group, backend: TransferBackend, device: str) -> Iterator[Mem
 
 
 def slow_peer(group: Group, backend: TransferBackend, device: str, timeout_s: float) -> list[str]:
-    """Rank 1 starts its ends late."""
+    """Checks copies whose ends rank 1 starts late."""
     with _opened(group, backend, device) as memory:
         _publish(backend, FIRST, memory)
         if group.rank == 1:
@@ -77,7 +77,7 @@ def slow_peer(group: Group, backend: TransferBackend, device: str, timeout_s: fl
 
 
 def early_source(group: Group, backend: TransferBackend, device: str, timeout_s: float) -> list[str]:
-    """Two-sided: both ends start; the source waits, then reuses its memory before the destination waits."""
+    """Checks that a two-sided source may reuse its memory after its wait, before the destination waits."""
     with _opened(group, backend, device) as memory:
         handle = _start(SECOND, memory, backend) if group.rank < 2 else None
         if group.rank == 1:
@@ -92,7 +92,7 @@ def early_source(group: Group, backend: TransferBackend, device: str, timeout_s:
 
 
 def silent_peer(group: Group, backend: TransferBackend, device: str, timeout_s: float) -> list[str]:
-    """Two-sided: rank 1 does not start its ends before rank 0 has given up."""
+    """Checks the timeout of a two-sided copy whose end rank 1 starts only after rank 0 has given up."""
     wrong = []
     with _opened(group, backend, device) as memory:
         if group.rank == 0:
@@ -104,7 +104,7 @@ def silent_peer(group: Group, backend: TransferBackend, device: str, timeout_s: 
                     wrong.append(f"rank 0: the error must name rank 1, in text and in `ranks`; it is {error!r} {error.ranks}.")
         group.barrier()
         if group.rank == 1:
-            # What comes now comes too late; a backend that does not notice is fine, too.
+            # Rank 1 starts too late. A backend need not detect this.
             with contextlib.suppress(Exception):
                 backend.wait(_start(SECOND, memory, backend), 0.5)
         group.barrier()
@@ -118,7 +118,7 @@ def silent_peer(group: Group, backend: TransferBackend, device: str, timeout_s: 
 
 
 def no_help(group: Group, backend: TransferBackend, device: str, timeout_s: float) -> list[str]:
-    """One-sided: rank 0 pulls while all others wait for its next message."""
+    """Checks one-sided pulls of rank 0 while all other ranks wait for its next message."""
     with _opened(group, backend, device) as memory:
         _publish(backend, SECOND, memory)
         if group.rank == 0:
@@ -128,7 +128,7 @@ def no_help(group: Group, backend: TransferBackend, device: str, timeout_s: floa
 
 
 def pull_stale(group: Group, backend: TransferBackend, device: str, timeout_s: float) -> list[str]:
-    """One-sided: weights change; one expert is published again, another is not."""
+    """Checks one-sided pulls after a change of weights, when one expert is published again and another is not."""
     wrong = []
     with _opened(group, backend, device) as memory:
         _publish(backend, [*FIRST, *SECOND], memory)
@@ -138,13 +138,13 @@ def pull_stale(group: Group, backend: TransferBackend, device: str, timeout_s: f
         if group.rank == 0:
             with contextlib.suppress(StaleWeights):
                 backend.wait(_start(SECOND, memory, backend), timeout_s)
-                wrong.append("rank 0: a pull of what was published with an older version only must raise StaleWeights.")
+                wrong.append("rank 0: a pull of weights that were only published with an older version must raise StaleWeights.")
         group.barrier()
     return wrong
 
 
 def publish_again(group: Group, backend: TransferBackend, device: str, timeout_s: float) -> list[str]:
-    """One-sided: after every publish of a new version, pulls see the new weights."""
+    """Checks that one-sided pulls see the new weights after every publish of a new version."""
     wrong = []
     with _opened(group, backend, device) as memory:
         for _ in range(3):
@@ -158,20 +158,20 @@ def publish_again(group: Group, backend: TransferBackend, device: str, timeout_s
 
 
 def pull_unpublished(group: Group, backend: TransferBackend, device: str, timeout_s: float) -> list[str]:
-    """One-sided: a pull of unpublished weights is an error."""
+    """Checks that a one-sided pull of unpublished weights is an error."""
     wrong = []
     with _opened(group, backend, device) as memory:
         _publish(backend, FIRST, memory)
         if group.rank == 0:
-            with contextlib.suppress(Exception):  # any error will do
+            with contextlib.suppress(Exception):  # any error is accepted
                 backend.wait(_start(SECOND, memory, backend), timeout_s)
-                wrong.append("rank 0: a pull of what was never published must raise an error.")
+                wrong.append("rank 0: a pull of weights that were never published must raise an error.")
         group.barrier()
     return wrong
 
 
 def close_in_flight(group: Group, backend: TransferBackend, device: str, timeout_s: float) -> list[str]:
-    """Closes before opening, twice, and while copies are in flight for which no rank waits; then the backend must open again."""
+    """Checks closing before opening, twice, and while copies are in flight. The backend must then open again."""
     backend.close()
     wrong = []
     for _ in range(2):
@@ -187,7 +187,7 @@ def close_in_flight(group: Group, backend: TransferBackend, device: str, timeout
             before = memory.contents()
         group.barrier()
         if group.rank == 1 and not backend.one_sided:
-            # A backend may refuse what the other end has given up; it must not write there.
+            # A backend may refuse copies whose other end has given up, but must not write to them.
             with contextlib.suppress(Exception):
                 _start(SECOND, memory, backend)
         group.barrier()
@@ -199,7 +199,7 @@ def close_in_flight(group: Group, backend: TransferBackend, device: str, timeout
 
 
 def cycles(group: Group, backend: TransferBackend, device: str, timeout_s: float) -> list[str]:
-    """Repeated opening, copying and closing leaves nothing in the process."""
+    """Checks that repeated opening, copying and closing does not leave resources in the process."""
     case = dataclasses.replace(DRILL, num_ranks=group.size)
     wrong = run_case(group, backend, case, device, timeout_s)
     group.barrier()
@@ -215,17 +215,17 @@ def cycles(group: Group, backend: TransferBackend, device: str, timeout_s: float
 
 
 def _grown(before: dict[str, int]) -> list[str]:
-    # Less than one more for each cycle is no leak, but what a library or another program has made meanwhile.
+    # Growth of less than one per cycle is not a leak, because libraries and other programs create resources as well.
     after = _holdings()
     return [
-        f"{NUM_CYCLES} times open and close left {after[what] - num} more {what}."
+        f"{NUM_CYCLES} cycles of open and close left {after[what] - num} more {what}."
         for what, num in before.items()
         if after[what] - num >= NUM_CYCLES
     ]
 
 
 def _holdings() -> dict[str, int]:
-    """What a process holds, where this system shows it."""
+    """Returns the numbers of resources that the process holds, as far as this system shows them."""
     gc.collect()
     folders = {"open files": "/proc/self/fd", "threads": "/proc/self/task", "files in /dev/shm": "/dev/shm"}
     found = {what: len(os.listdir(folder)) for what, folder in folders.items() if os.path.isdir(folder)}

@@ -1,12 +1,12 @@
-"""Conformance suite of transfer backends: subclass it in a test file, name a backend, and pytest checks the laws.
+"""Conformance suite of transfer backends. Subclass it in a test file, set the backend, and pytest checks the laws.
 
 ::
 
     class TestMine(foremoe.testing.TransferTests):
         backend = Mine()
 
-Ranks are processes on this machine, or threads with ``in_process = True``. A failure prints the copies of the case and says
-which bytes of which copy are wrong.
+Ranks are processes on this machine, or threads with ``in_process = True``. A failure prints the copies of the case and names the
+wrong bytes and their copy.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ from foremoe.transfer.base import TransferBackend
 
 # Letters: G ranks, L layers, E experts.
 
-# Every example is a message to several processes: a fraction of what other laws are worth.
+# Every example is a message to several processes, so there are fewer examples than for other laws.
 law = settings(
     deadline=None, max_examples=max(25, settings().max_examples // 4), suppress_health_check=list(HealthCheck)
 )  # fmt: skip
@@ -44,7 +44,7 @@ def random_cases(
     home_LE = draw(st.lists(st.lists(home_rank, min_size=1, max_size=4).map(tuple), min_size=1, max_size=2).map(tuple))
     num_buffers = draw(st.integers(1, 3))
     sizes = draw(st.lists(st.sampled_from([0, 1, 2, 3, 7, 64, 1000]), min_size=1, max_size=3).map(tuple))
-    # Any key below 2**31 - 1 may come, in any order.
+    # Keys are any numbers below 2**31 - 1, in any order.
     keys = iter(np.random.default_rng(draw(st.integers(0, 2**32 - 1))).choice(2**31 - 1, 200, replace=False).tolist())
     rounds = []
     for _ in range(draw(st.integers(1, 3))):
@@ -74,11 +74,11 @@ class TransferTests:
     """Laws of `TransferBackend`: correct bytes and no other writes, any order of waits, clean failures, complete release.
 
     Attributes:
-        backend: The instance under test, which is copied for every rank, or a name that `resolve_backend` knows.
-        in_process: Whether ranks are threads, with a `ThreadGroup`; if False, processes, with a `TorchGroup` over gloo.
-        ranks: The numbers of ranks to try; at least one of them above 1.
-        device: Device of the memory; None: the GPU if there is one. All ranks use the same GPU.
-        timeout_s: Timeout of a wait that should succeed.
+        backend: Instance under test, which is copied for every rank, or a name that `resolve_backend` knows.
+        in_process: Whether ranks are threads, with a `ThreadGroup`. If False, they are processes, with a `TorchGroup` over gloo.
+        ranks: Numbers of ranks to try, with at least one above 1.
+        device: Device of the memory. Defaults to the GPU if there is one. All ranks use the same GPU.
+        timeout_s: Timeout in seconds of a wait that should succeed.
     """
 
     backend: ClassVar[TransferBackend | str]
@@ -94,7 +94,7 @@ class TransferTests:
             pytest.importorskip(name, reason=f"{self.backend!r} needs {name}")
 
     def on_ranks(self, fn: Callable[..., list[str]], num_ranks: int, *args: Any) -> None:
-        """Calls ``fn(group, backend, *args, device, timeout_s)`` on every rank; it returns the backend's errors."""
+        """Calls ``fn(group, backend, *args, device, timeout_s)``, which returns the backend's errors, on every rank."""
         device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
         call = (fn, self.backend, *args, device, self.timeout_s)
         if self.in_process:
@@ -105,23 +105,23 @@ class TransferTests:
         assert not wrong, f"{self.backend!r} breaks a law:\n" + "\n".join(wrong)
 
     def drill(self, fn: Callable[..., list[str]], one_sided: bool | None = None) -> None:
-        """Runs a drill on the smallest possible group, if it is for backends of this kind."""
+        """Runs a drill on the smallest possible group if it applies to backends of this kind."""
         if one_sided is not None and self.one_sided != one_sided:
             pytest.skip(f"{self.backend!r} is {'one' if self.one_sided else 'two'}-sided")
         self.on_ranks(fn, self.few_ranks)
 
     @property
     def few_ranks(self) -> int:
-        """The smallest number of ranks with copies between them."""
+        """Smallest number of ranks with copies between them."""
         return min(num for num in self.ranks if num > 1)
 
     @property
     def one_sided(self) -> bool:
-        """True if destinations pull without their sources over the backend under test."""
+        """Whether destinations pull alone over the backend under test."""
         return resolve_backend(self.backend).one_sided
 
     def cases(self, **options: Any) -> st.SearchStrategy[TransferCase]:
-        """Draws cases that fit the backend."""
+        """Draws cases that the backend supports."""
         return random_cases(**{"ranks": self.ranks, "two_sided": not self.one_sided, "dtypes": self.dtypes, **options})
 
     @law

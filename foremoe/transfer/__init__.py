@@ -1,4 +1,4 @@
-"""Moving weights: transfer backends, one per file, and the engine that runs a plan's transfers over them. Needs torch."""
+"""Weight transfers: backends, one per file, and the engine that runs a plan's transfers over them. Requires torch."""
 
 from foremoe.base.errors import InputError
 

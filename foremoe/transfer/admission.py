@@ -1,4 +1,4 @@
-"""Admission: whether an engine can run a plan, and whether all ranks were given the same one."""
+"""Admission checks: whether an engine can run a plan, and whether all ranks have the same plan."""
 
 import hashlib
 
@@ -10,10 +10,10 @@ from foremoe.plan.plan import Plan
 
 
 def refusal(plan: Plan, rank: int, num_ranks: int, num_buffers: int, *, debug: bool) -> str:
-    """Why a rank cannot run the plan, in one sentence; empty if it can.
+    """Returns the reason why a rank cannot run the plan, in one sentence, or an empty string if it can.
 
-    Rank 0 checks the plan, if nobody has checked it before, for all: agreement makes the others' equal to it. With `debug` every
-    rank does.
+    Rank 0 checks the plan's laws for all ranks, unless the plan was checked before, because `require_agreement` ensures that all
+    plans are equal. With `debug`, every rank checks them.
     """
     if not plan.executable:
         return "the plan moves homes, so it can be scored but not run; plan with a solver that keeps homes."
@@ -27,14 +27,14 @@ def refusal(plan: Plan, rank: int, num_ranks: int, num_buffers: int, *, debug: b
     needed = int(plan.transfers.buffer_C.max(initial=-1)) + 1
     if needed > num_buffers:
         lack = f"the plan uses {needed} slot buffers per rank and there are {num_buffers}"
-        return f"{lack}; make more, or plan with fewer redundant slots or a smaller slot_depth."
+        return f"{lack}; create more, or plan with fewer redundant slots or a smaller slot_depth."
     return ""
 
 
 def require_agreement(group: Group, plan: Plan, refused: str, same_weights: bool) -> None:
-    """Raises InputError on all ranks unless all can run the plan and were given the same one; collective.
+    """Raises InputError on all ranks unless all ranks can run the plan and have the same one. Collective.
 
-    `refused` says why this rank cannot run it; empty if it can.
+    `refused` is the reason why this rank cannot run the plan, or an empty string.
     """
     answers = group.gather((refused, (fingerprint(plan), same_weights)))
     for g, (other, theirs) in enumerate(answers):
@@ -46,7 +46,7 @@ def require_agreement(group: Group, plan: Plan, refused: str, same_weights: bool
 
 
 def fingerprint(plan: Plan) -> str:
-    """A short fingerprint of all that an engine reads: ranks whose plans have the same run the same."""
+    """Returns a short fingerprint of everything in a plan that an engine reads. Plans with equal fingerprints run identically."""
     state, head = hashlib.blake2b(digest_size=16), plan.header
     passes = head.schedule
     state.update(repr((head.redundant, head.slot_depth, head.model, head.cluster.to_dict())).encode())

@@ -1,4 +1,4 @@
-"""The transfer backends by name (ours in one table, those of other packages by entry point), and the set that an engine uses."""
+"""Look-up of transfer backends by name, both built-in ones and entry points, and the set of backends that an engine uses."""
 
 import contextlib
 import importlib
@@ -22,8 +22,8 @@ from foremoe.transfer.base import Buffers, Entry, TransferBackend
 
 _logger = logging.getLogger(__name__)
 
-NONE = -1  # as a backend: no backend can do it
-_NUM_CAUSES = 4  # in a log line; every rank logs its own
+NONE = -1  # number that stands for no backend
+_NUM_CAUSES = 4  # maximum number of causes in a log line; every rank logs its own
 
 ENTRY_POINTS = "foremoe.backends"
 BACKENDS = {
@@ -35,15 +35,16 @@ BACKENDS = {
 
 
 def backend_names() -> list[str]:
-    """All names that `resolve_backend` knows: ours, then those of other packages. Imports none of them."""
+    """Returns all names that `resolve_backend` knows, built-in ones first. Does not import any backend."""
     return [*BACKENDS, *(name for name in entry_point_names(ENTRY_POINTS) if name not in BACKENDS)]
 
 
 def default_backends(buffers: Buffers, group: Group) -> tuple[str, ...]:
-    """Names of the backends of an engine that is given none; collective.
+    """Returns the names of the default backends of an engine. Collective.
 
-    Inside a node copy engines, where slots are on a GPU, CuPy is there and ranks can open each other's memory; collective for all
-    else. A GPU that goes without copy engines is in the log. Host stores hardly ever pay, and are asked for.
+    Copies inside a node use copy engines if slots are on a GPU, CuPy is installed, and ranks can open each other's memory. All
+    other copies use `Collective`. A GPU that cannot use copy engines is reported in the log. Host stores rarely save time and
+    must be requested.
     """
     on_gpu = buffers.num_buffers > 0 and buffers.slot(0)[0].is_cuda
     if not any(group.gather(on_gpu)):
@@ -57,15 +58,15 @@ def default_backends(buffers: Buffers, group: Group) -> tuple[str, ...]:
         cuda = str(error)
     fault = fault_between(cuda, group)
     if fault and group.rank == 0:
-        _logger.warning("copies inside a node go by collective, not by copy engines (%s).", fault.rstrip("."))
+        _logger.warning("copies inside a node use collective, not copy engines (%s).", fault.rstrip("."))
     return ("collective",) if fault else ("cupy_peer", "collective")
 
 
 def resolve_backend(backend: str | TransferBackend) -> TransferBackend:
-    """An instance itself, or a new one of the class that a name of `backend_names` stands for.
+    """Returns `backend` if it is an instance, or a new instance of the class with that name.
 
     Raises:
-        InputError: An unknown name, something that is not a backend, or a module that it `requires` is missing.
+        InputError: The name is unknown, the argument is not a backend, or a module that the backend `requires` is missing.
     """
     if isinstance(backend, str):
         if backend in BACKENDS:
@@ -87,23 +88,23 @@ def resolve_backend(backend: str | TransferBackend) -> TransferBackend:
 
 
 def class_name(backend: str | TransferBackend) -> str:
-    """The name of a backend's class, which is not loaded for it; of another package's backend, its own name where it is given."""
+    """Returns the name of a backend's class without loading it. For another package's backend, returns the name as given."""
     return BACKENDS.get(backend, backend).rpartition(":")[2] if isinstance(backend, str) else type(backend).__name__
 
 
 def package_of(module: str) -> str:
-    """What to give pip for a module that a backend requires; CuPy's wheels are made for one major version of CUDA each."""
+    """Returns the pip package of a module that a backend requires. Each of CuPy's wheels is for one major version of CUDA."""
     return f"'foremoe[cupy-cuda{(torch.version.cuda or '13').partition('.')[0]}]'" if module == "cupy" else module
 
 
 class BackendSet:
-    """Backends by number, in order of preference; opens all of them, and closes them if one cannot be opened."""
+    """Numbered backends in order of preference. Opens all of them, and closes them if one cannot be opened."""
 
     def __init__(self, backends: Sequence[TransferBackend], group: Group, buffers: Buffers) -> None:
         self.backends = list(backends)
-        self.names = [type(backend).__name__ for backend in self.backends]  # in messages and timelines
-        self.retired: set[int] = set()  # two-sided backends given up by all ranks
-        self.sick: dict[int, str] = {}  # backends that failed on this rank, and why
+        self.names = [type(backend).__name__ for backend in self.backends]  # for messages and timelines
+        self.retired: set[int] = set()  # two-sided backends that all ranks have retired
+        self.sick: dict[int, str] = {}  # backends that failed on this rank -> reason
         self._rank = group.rank
         self._closing = contextlib.ExitStack()
         try:
@@ -119,44 +120,44 @@ class BackendSet:
         return self.backends[number]
 
     def one_sided(self, number: int) -> bool:
-        """True if destinations pull alone over a backend; not for `NONE`."""
+        """Returns True if destinations pull alone over a backend, and False for `NONE`."""
         return number != NONE and self.backends[number].one_sided
 
     def by_link(self) -> Array:
-        """int64 [P]: the backend that serves each link, `NONE` for none."""
+        """Returns the backend that serves each link, or `NONE`, int64 [P]."""
         serving = [[b for b, x in enumerate(self.backends) if link in x.links and b not in self.retired] for link in Link]
         return np.array([numbers[0] if numbers else NONE for numbers in serving])
 
     def publish(self, plan: Plan, programme: Programme, route_C: Array, position: int, version: int) -> None:
-        """Publishes what copies will pull for uses from `position` on; `route_C` is their backend, or `NONE`. Collective."""
+        """Publishes the experts that copies will pull for uses from `position` on, over their backends `route_C`. Collective."""
         one_sided = np.array([x.one_sided for x in self.backends])
         pulled_C = (programme.need_C >= position) & (route_C != NONE) & one_sided[route_C]
         for b, backend in enumerate(self.backends):
-            # A host store costs memory, so it holds its own copies only; a peer's memory can stand in for any of them.
+            # A host store costs memory, so it holds only experts of host copies. A peer backend can replace any backend.
             mine_C = pulled_C & (route_C == b) if Link.HOST in backend.links else pulled_C
             if backend.one_sided:
-                # Also without entries: what it still holds of an earlier version must not pass for the present one.
+                # Called even without entries, so that an earlier version in the store is not mistaken for the present one.
                 backend.publish(_entries(plan, programme, mine_C), version)
 
     def return_backend(self) -> int:
-        """The backend that brings gradients home, the first two-sided one that is not given up; `NONE` if there is none."""
+        """Returns the backend that sends gradients home, which is the first two-sided one that is not retired, or `NONE`."""
         return next((b for b, x in enumerate(self.backends) if not x.one_sided and b not in self.retired), NONE)
 
     def replaceable(self) -> bool:
-        """True if a two-sided backend could be given up for another backend; the same on all ranks."""
+        """Returns True if another backend could replace a two-sided backend. The result is the same on all ranks."""
         left = [x for b, x in enumerate(self.backends) if b not in self.retired]
         return len(left) > 1 and not all(x.one_sided for x in left)
 
     def other_pulls(self, failed: int) -> list[int]:
-        """One-sided backends that a pull may use in place of `failed`."""
+        """Returns one-sided backends that a pull may use in place of `failed`."""
         return [b for b, x in enumerate(self.backends) if x.one_sided and b != failed and b not in self.sick]
 
     def forgive_pulls(self) -> None:
-        """One-sided backends may be used again: they may have failed for a passing reason."""
+        """Allows one-sided backends to be used again after a failure, because its cause may have been temporary."""
         self.sick = {b: why for b, why in self.sick.items() if not self.backends[b].one_sided}
 
     def failed_here(self, number: int, error: Exception) -> None:
-        """A backend failed on this rank; only the first failure is in the log."""
+        """Records that a backend failed on this rank. Only the first failure is logged."""
         if number in self.sick:
             return
         self.sick[number], then = reason(error), ""
@@ -166,39 +167,39 @@ class BackendSet:
         _logger.warning("rank %d: %s failed (%s)%s.", self._rank, self.names[number], self.sick[number], then)
 
     def failed(self) -> list[tuple[int, str]]:
-        """Two-sided backends that failed on this rank and are not given up yet, and why."""
+        """Returns two-sided backends that failed on this rank and are not retired yet, with the reasons."""
         return sorted((b, why) for b, why in self.sick.items() if not self.backends[b].one_sided and b not in self.retired)
 
     def give_up(self, failed_G: Sequence[Sequence[tuple[int, str]]]) -> list[int]:
-        """Retires backends that failed anywhere, from what `failed` returned on every rank; returns those retired now.
+        """Retires backends that failed on any rank, given the results of `failed` on all ranks. Returns the newly retired ones.
 
-        Rank 0 logs it for all.
+        Rank 0 logs the retirement for all ranks.
         """
         lost = sorted({b for failed in failed_G for b, _ in failed} - self.retired)
         self.retired.update(lost)
         for b in lost:
-            self.sick.setdefault(b, "it was given up")
+            self.sick.setdefault(b, "it was retired")
             if self._rank == 0:
                 causes = [f"rank {g}: {why}" for g, failed in enumerate(failed_G) for number, why in failed if number == b]
                 more = f"; and on {len(causes) - _NUM_CAUSES} more ranks" if len(causes) > _NUM_CAUSES else ""
                 why = "; ".join(causes[:_NUM_CAUSES]) + more
-                _logger.warning("%s is given up for good (%s); %s.", self.names[b], why, self._instead_of(b))
+                _logger.warning("%s is retired (%s); %s.", self.names[b], why, self._instead_of(b))
         return lost
 
     def _instead_of(self, lost: int) -> str:
-        """Says how copies of a retired backend travel from now on."""
+        """Returns a message about how the copies of a retired backend are sent from now on."""
         links = self.backends[lost].links
         left = [self.names[b] for b, x in enumerate(self.backends) if b not in self.retired and x.links & links]
-        weights = f"{' or '.join(left)} brings its copies from now on" if left else "no backend is left for its copies"
+        weights = f"{' or '.join(left)} sends its copies from now on" if left else "no backend is left for its copies"
         return weights if self.return_backend() != NONE else f"{weights}, and none for gradients: updates run at home placement"
 
     def close(self) -> None:
-        """Closes all backends, whatever state they are in; safe to call twice."""
+        """Closes all backends, whatever state they are in. May be called twice."""
         self._closing.close()
 
 
 def _entries(plan: Plan, programme: Programme, mask_C: Array) -> list[Entry]:
-    """What the copies of a mask read, in the order in which uses need it."""
+    """Returns the experts that the masked copies read, in the order in which uses need them."""
     t = plan.transfers
     parts = programme.need_C, t.layer_C, t.expert_C, programme.home_C, t.dst_C
     rows = np.unique(np.stack([part_C[mask_C] for part_C in parts], axis=1), axis=0)

@@ -1,4 +1,4 @@
-"""What every transfer backend is: byte copies between the ranks of one EP group, started early and waited for late."""
+"""Interface of transfer backends, which copy bytes between the ranks of one EP group, started early and awaited late."""
 
 import abc
 from collections.abc import Sequence
@@ -12,15 +12,15 @@ from foremoe.distributed.group import Group
 from foremoe.plan.transfers import Link
 
 Tensors = Sequence[torch.Tensor]
-HOST = -1  # as a source rank: the host store of the destination's node
+HOST = -1  # source rank that stands for the host store of the destination's node
 
 
 class Buffers(Protocol):
-    """Tells where an expert's weights and gradients are on this rank; the engine and the backends use no other model memory.
+    """Locations of the weights and gradients of experts on this rank. Engine and backends access no other model memory.
 
-    An expert is one or several flat (1-D, contiguous) tensors, in the same number, order and size everywhere. Layers are indices
-    of the plan, experts logical, buffers as in `TransferList.buffer_C`. What a buffer has stays the same memory from
-    `TransferBackend.open` to `close`; what an expert has at its home may lie elsewhere at the next plan.
+    An expert consists of one or more flat (1-D, contiguous) tensors, whose number, order and sizes are the same everywhere.
+    Layers are indices in the plan, experts are logical, and buffers are numbered as in `TransferList.buffer_C`. The memory of a
+    buffer must not change between `TransferBackend.open` and `close`. The memory of an expert at home may change between plans.
     """
 
     num_buffers: int
@@ -32,24 +32,24 @@ class Buffers(Protocol):
         """Returns the weights in a buffer."""
 
     def main_grad(self, layer: int, expert: int) -> Tensors:
-        """Returns the main gradients of an expert whose home is this rank: float32, float64 for float64 weights, or bfloat16."""
+        """Returns the main gradients of an expert whose home is this rank: float32, bfloat16, or float64 for float64 weights."""
 
     def slot_grad(self, buffer: int) -> Tensors:
-        """Returns the gradient of the replica in a buffer, in the dtype of `main_grad`; float32 if that is bfloat16."""
+        """Returns the gradient of the replica in a buffer, in the dtype of `main_grad`, or in float32 if that is bfloat16."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Copy:
-    """A transfer of one expert's weights (or gradient) from one rank to another.
+    """Transfer of one expert's weights or gradient from one rank to another.
 
     Attributes:
-        key: Equal on both ends and unique among the copies in flight; from 0, below 2**31 - 1.
+        key: Number of the copy in [0, 2**31 - 1), which is equal on both ends and unique among the copies in flight.
         layer: Layer of the plan.
-        expert: Logical expert that is copied.
-        src_rank: Rank it comes from; `HOST` for the store of the destination's node.
-        dst_rank: Rank it goes to; never the source.
-        src: The tensors to read, on the source; None elsewhere.
-        dst: The tensors to write, on the destination; None elsewhere.
+        expert: Logical expert.
+        src_rank: Rank that sends, or `HOST` for the host store of the destination's node.
+        dst_rank: Rank that receives. It differs from the source.
+        src: Tensors to read on the source, or None on other ranks.
+        dst: Tensors to write on the destination, or None on other ranks.
     """
 
     key: int
@@ -63,14 +63,14 @@ class Copy:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Entry:
-    """One expert that one rank reads through a one-sided backend.
+    """Expert that a rank pulls through a one-sided backend.
 
     Attributes:
         layer: Layer of the plan.
         expert: Logical expert.
-        home_rank: The rank that owns it.
-        dst_rank: The rank that will pull it.
-        need: Position of the first use that needs it there.
+        home_rank: Rank where the expert is at home.
+        dst_rank: Rank that will pull the expert.
+        need: Position of the first use on `dst_rank` that needs the expert.
     """
 
     layer: int
@@ -81,17 +81,21 @@ class Entry:
 
 
 class TransferBackend(abc.ABC):
-    """Moves bytes for the engine. Instances are configuration until `open`.
+    """Copies bytes for the engine. Until `open`, an instance is only a configuration.
 
-    Law: `start` does not block on another rank; both ends start the same keys in the same order; after `wait`, work on the
-    current stream sees ``dst == src`` bit for bit and ``src`` may be reused. Bytes only: never a cast, never a sum. Several
-    handles may be in flight at once and may be waited for in any order.
+    Every backend must keep these laws:
+
+    * `start` does not wait for another rank.
+    * Both ends start the same keys in the same order.
+    * After `wait`, work on the current stream sees ``dst == src`` bit for bit, and ``src`` may be reused.
+    * Bytes are copied without casts or sums.
+    * Several handles may be in flight at once, and they may be awaited in any order.
 
     Attributes:
         links: Links that this backend serves.
-        one_sided: Whether the destination pulls alone; `start` is then called there only, with ``src=None``. It
-            reads home weights, never gradients. Two-sided: both ends call `start`, each with its own tensors.
-        requires: Modules that must be importable.
+        one_sided: Whether the destination pulls alone. If so, `start` is called only on the destination, with ``src=None``, and
+            reads home weights but never gradients. Otherwise both ends call `start`, each with its own tensors.
+        requires: Names of modules that must be importable.
     """
 
     links: ClassVar[frozenset[Link]]
@@ -104,38 +108,40 @@ class TransferBackend(abc.ABC):
 
     @abc.abstractmethod
     def open(self, rank: int, group: Group, buffers: Buffers) -> None:
-        """Gets ready on this rank; called on all ranks of the group, which may talk to each other in it."""
+        """Prepares the backend on this rank. Called on all ranks of the group, which may communicate here."""
 
     def publish(self, entries: Sequence[Entry], version: int) -> None:  # noqa: B027 (nothing to do is a good default)
-        """Makes home weights readable for one-sided pulls. Called on all ranks, with the same arguments, before the first
-        `start` of a plan; pulls after it must see these weights, of this version, or raise `StaleWeights`. What has to be copied
-        for it may be under way until `finish`; pulls wait for it.
+        """Makes home weights readable for one-sided pulls.
 
-        Homes may be other ranks and lie at other addresses than at the call before: look both up at every call.
+        Called on all ranks, with the same arguments, before the first `start` of a plan. Later pulls must see the weights of this
+        version or raise `StaleWeights`. Copies that this requires may be in flight until `finish`, and pulls wait for them. Home
+        ranks and addresses may differ from those of the previous call, so look them up in every call.
 
         Args:
-            entries: What the plan reads through this backend, on all ranks; in the order of need, no duplicates. What was
-                published before with the same version stays readable.
-            version: Counts changes of the weights, from 1.
+            entries: Experts that the plan pulls through this backend on any rank, in the order of need and without duplicates.
+                Experts that were published before with the same version stay readable.
+            version: Version of the weights, counted from 1.
         """
 
     def advance(self, position: int) -> None:  # noqa: B027 (nothing to do is a good default)
-        """The use at `position` is this rank's next one; work in the background that it needs of this rank is done on return.
-        Called before every use of a plan, also where no copy starts; never raises."""
+        """Finishes this rank's background work that the use at `position`, its next one, needs.
+
+        Called before every use of a plan, even if no copy starts. Never raises.
+        """
 
     def finish(self) -> None:  # noqa: B027 (nothing to do is a good default)
-        """Returns when nothing reads home weights for `publish` any more. Called on all ranks, when a plan is over.
+        """Waits until work that `publish` started no longer reads home weights. Called on all ranks when a plan ends.
 
         Raises:
-            TransferError: Not everything that was published could be made readable.
+            TransferError: Some of the published weights could not be made readable.
         """
 
     @abc.abstractmethod
     def start(self, copies: Sequence[Copy]) -> Any:
-        """Begins copies in which this rank takes part and returns a handle for all of them.
+        """Starts copies in which this rank takes part and returns a handle for all of them.
 
         Raises:
-            TransferError: None of these copies will arrive. Any error of a library means the same.
+            TransferError: None of these copies will arrive. An error of any other type means the same.
         """
 
     @abc.abstractmethod
@@ -143,19 +149,19 @@ class TransferBackend(abc.ABC):
         """Returns when the copies of a handle are done.
 
         Raises:
-            TransferError: It failed or took longer than `timeout_s`. Nothing is known of the destination's contents, and nothing
-                of this handle is written to it any more. A source may be written then: what was not read of it by now makes the
-                destination's `wait` fail, too.
+            TransferError: A copy failed or took longer than `timeout_s`. The contents of the destination are undefined, but this
+                handle does not write to it any more. The source may be overwritten. If it was not read completely, `wait` on
+                the destination fails as well.
             StaleWeights: A one-sided source has weights of another version.
         """
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Gives everything back that `open` took; safe to call twice and after an error."""
+        """Releases all resources of `open`. May be called twice and after an error."""
 
     def _require_closed(self) -> None:
         if self._group is not None:
-            raise InputError(f"this {type(self).__name__} is open already; close it first, and give every rank one of its own.")
+            raise InputError(f"this {type(self).__name__} is already open; close it first, and give every rank its own instance.")
 
     def _opened(self) -> Group:
         if self._group is None:

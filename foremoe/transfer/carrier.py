@@ -1,4 +1,4 @@
-"""Carrier: brings the weight copies of a plan over several backends, and finds another one where one fails."""
+"""`Carrier`: sends the weight copies of a plan over several backends, and replaces backends that fail."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ from foremoe.transfer.timeline import Event, Log, Wait
 
 # Letters: C copies of the whole plan.
 
-_LAST_CALL_S = 0.05  # what is waited for on a backend that has already failed
+_LAST_CALL_S = 0.05  # timeout for a backend that has already failed
 
 
 @dataclass(slots=True, eq=False)
@@ -35,22 +35,22 @@ class Batch:
     start_s: float
     done: bool = False
     error: Exception | None = None
-    landed: Sequence[torch.cuda.Event] = ()  # on a GPU, behind the wait for it
-    waits: list[Wait] = field(default_factory=list)  # before the use that needs it, to pass copies on
+    landed: Sequence[torch.cuda.Event] = ()  # on a GPU, recorded after the wait for the batch
+    waits: list[Wait] = field(default_factory=list)  # earlier waits, to pass copies on
 
 
 class Carrier:
-    """The weight copies of one rank.
+    """Sends and receives the weight copies of one rank.
 
-    A copy's backend is the first one, in the order given, that serves its link; all ranks agree on it (`route_C`). A one-sided
-    pull that fails is tried again over the other one-sided backends at once, by this rank alone. A two-sided backend that failed
-    anywhere is given up by all ranks together at the next pass boundary, and its remaining copies get new links.
+    A copy uses the first backend, in the given order, that serves its link, and all ranks agree on it (`route_C`). If a one-sided
+    pull fails, this rank alone repeats it at once over the other one-sided backends. If a two-sided backend fails on any rank,
+    all ranks retire it at the next pass boundary, and its remaining copies get new links.
 
-    A relay is sent from this rank's slot buffer, once its own copy is there, where both take the same two-sided backend; all
-    others come from home, and after a backend was given up all copies do. A rank that has nothing to pass on does not start its
-    end, which is a failure of the backend like any other.
+    A relay is sent from this rank's slot buffer after its own copy has arrived, if both copies use the same two-sided backend.
+    All other copies come from home, and so do all copies after a backend was retired. A rank that has nothing to pass on does not
+    start its end of the copy, which counts as a failure of the backend.
 
-    On a GPU copies start on one side stream and are waited for on another, so that the model's waits at `landing` alone.
+    On a GPU, copies start on one side stream and are awaited on another, so the model's stream waits only in `landing`.
     """
 
     def __init__(self, backends: BackendSet, buffers: Buffers, group: Group, timeout_s: float) -> None:
@@ -59,13 +59,13 @@ class Carrier:
         self._batch_C: dict[int, Batch] = {}
         self.device = buffers.slot(0)[0].device if buffers.num_buffers else torch.device("cpu")
         self.starts, self._arrivals = SideStream(self.device), SideStream(self.device)
-        self.landing = Landing(self.device)  # of the copies that `arrive` brought
+        self.landing = Landing(self.device)  # events of copies that `arrive` waited for
 
     def begin(self, plan: Plan, prefetch: int, version: int) -> None:
-        """Takes over a plan's copies; collective."""
+        """Starts a plan. Collective."""
         self.plan, self.version, self.zero_s = plan, version, time.perf_counter()
         self.log = Log()
-        self.backends.forgive_pulls()  # two-sided backends are given up for good, by all ranks
+        self.backends.forgive_pulls()  # two-sided backends remain retired
         self._batches, self._batch_C = [], {}
         self._passed_on: dict[int, list[Batch]] = {}  # position -> batches that read buffers here until the use is over
         self._lacking: set[int] = set()  # copies that did not arrive here
@@ -75,7 +75,7 @@ class Carrier:
         self.programme = Programme.of(plan, self.group.rank, prefetch, chosen)
         self.link_C, self.src_C = chosen.link_C, np.where(self.programme.relays.relay_C, chosen.src_C, self.programme.home_C)
         self.route_C = backend_P[self.link_C]
-        # After a backend was given up, rows with copies that no backend can send run at home.
+        # After a backend was retired, rows with copies that no backend can send run at home.
         if (self.route_C == NONE).any() and not self.backends.retired:
             lost, num = Link(int(self.link_C[np.argmin(self.route_C)])), int((self.route_C == NONE).sum())
             lack = f"link, which none of {', '.join(self.backends.names)} serves"
@@ -83,20 +83,21 @@ class Carrier:
         self.backends.publish(plan, self.programme, self.route_C, 0, version)
 
     def clock(self) -> float:
-        """Seconds since `zero_s`, when the plan began to run."""
+        """Returns seconds since `zero_s`, the time when the plan began to run."""
         return time.perf_counter() - self.zero_s
 
     def start(self, position: int) -> None:
-        """Starts the copies of a position, behind what the current stream has been given so far; waits for what this rank has to
-        publish until this use and, up to `timeout_s`, for its own copy of what it passes on."""
+        """Starts the copies of a position, after the work that is queued on the current stream.
+
+        Waits for weights that this rank must publish for this use and, up to `timeout_s`, for its own copies of relayed experts.
+        """
         for backend in self.backends.backends:
             backend.advance(position)
-        self.starts.follow(self.landing.take())  # what nobody read must not land on top of the next copy
+        self.starts.follow(self.landing.take())  # unread copies must not land on top of the next ones
         self._launch(self.programme.starts.get(position, ()))
 
     def arrive(self, position: int) -> list[int]:
-        """Waits for the copies that the use at `position` needs here, on a GPU as `landing` says; returns those that could not be
-        had."""
+        """Waits for the copies that the use at `position` needs here, on a GPU through `landing`. Returns the missing ones."""
         missing = []
         for c in self.programme.arrivals.get(position, ()):
             batch = self._batch_C.pop(c, None)
@@ -107,7 +108,7 @@ class Carrier:
                     delivered, landed = self._pull_elsewhere(c, batch)
             waits = [wait]
             if batch is not None:
-                waits, batch.waits = waits + batch.waits, []  # a batch is waited for once
+                waits, batch.waits = waits + batch.waits, []  # a batch is awaited only once
             self.landing.add(landed, waits)
             outcome = "missing" if delivered == NONE else "done" if delivered == self.route_C[c] else "failed over"
             if delivered == NONE:
@@ -117,22 +118,22 @@ class Carrier:
         return missing
 
     def release(self, position: int) -> None:
-        """The use at `position` is over: waits until what was passed on for it has left this rank's buffers.
+        """Ends the use at `position`, and waits until the copies that this rank passed on for it have left its buffers.
 
-        All ranks have the copies that a use needs before its last exchange, so there is hardly anything to wait for.
+        All ranks have received the copies of a use before its last exchange, so this rarely waits.
         """
         for batch in self._passed_on.pop(position, ()):
             self._wait(batch)
 
     def agree(self, position: int, settle: Callable[[], None]) -> list[str]:
-        """A pass boundary: two-sided backends that failed on any rank since the last one are given up on all; collective.
+        """Retires, at a pass boundary, two-sided backends that failed on any rank since the last one. Collective.
 
-        Nobody is asked where no other backend could take over: a row that lacks replicas runs at home by its own agreement.
-        `position` is the use that comes next; `settle` waits for gradient returns, which must not be lost with their backend.
-        Returns the names of the backends given up now; their copies take other links.
+        If no other backend could take over, ranks do not communicate, because rows without replicas agree to run at home anyway.
+        `position` is the next use. `settle` waits for gradient returns, which must not be lost with their backend. Returns the
+        names of the newly retired backends, whose copies get other links.
 
         Raises:
-            TransferError: Gradients were lost, on any rank.
+            TransferError: Gradients were lost on any rank.
         """
         self._reap(position)
         if not self.backends.replaceable():
@@ -149,9 +150,9 @@ class Carrier:
         self.backends.close()
 
     def _reroute(self, lost: Sequence[int], position: int) -> None:
-        """Finds other links for copies of lost backends that are needed from `position` on, and starts again those in flight."""
+        """Chooses other links for copies of lost backends that are needed from `position` on, and restarts those in flight."""
         again_C = np.isin(self.route_C, lost) & (self.programme.need_C >= position) & (self.programme.start_C <= position)
-        # Nothing of the lost backend may land later, on a buffer that another copy has filled by then.
+        # Copies of the lost backend must not land later, in a buffer that another copy has filled by then.
         for batch in self._batches:
             if batch.backend in lost:
                 self._wait(batch)
@@ -167,14 +168,14 @@ class Carrier:
     def finish(self) -> None:
         """Waits for everything that is still in flight, so that the weights may change."""
         self._reap(len(self.programme.uses))
-        # Pulls read homes of other ranks, which may step once all ranks have come here.
+        # Pulls read homes of other ranks, whose optimizers may step after all ranks have reached this point.
         self.starts.synchronize()
         self._arrivals.synchronize()
         for backend in self.backends.backends:
             backend.finish()
 
     def _launch(self, copies: Sequence[int]) -> None:
-        """Starts copies, a batch for each depth, use that needs them, and backend; both ends form the same, in the same order."""
+        """Starts copies in one batch per relay depth, use and backend. Both ends form the same batches in the same order."""
         t, me, batches = self.plan.transfers, self.group.rank, dict[tuple[int, int, int], list[int]]()
         for c in copies:
             b = int(self.route_C[c])
@@ -195,11 +196,11 @@ class Carrier:
                 self._passed_on.setdefault(need, []).append(self._batches[-1])
 
     def _from_buffer(self, c: int, b: int) -> bool:
-        """True if this rank passes a copy on out of one of its slot buffers."""
+        """Returns True if this rank relays a copy from one of its slot buffers."""
         return not self.backends[b].one_sided and self.src_C[c] == self.group.rank != self.programme.home_C[c]
 
     def _await_own(self, c: int) -> None:
-        """Waits for this rank's own copy of what it passes on."""
+        """Waits for this rank's own copy of an expert that it passes on."""
         batch = self._batch_C.get(c)
         if batch is not None:
             with Wait(self.device) as wait:
@@ -211,9 +212,9 @@ class Carrier:
         batch = Batch(b, tuple(members), None, self.clock())
         try:
             if b in self.backends.sick and not self.backends[b].one_sided:
-                raise RuntimeError(f"{self.backends.names[b]} has failed on this rank before")
+                raise RuntimeError(f"{self.backends.names[b]} failed on this rank before")
             if any(self._from_buffer(c, b) and self.programme.relays.parent_C[c] in self._lacking for c in members):
-                raise RuntimeError("what this rank should pass on did not arrive here")
+                raise RuntimeError("an expert that this rank should pass on did not arrive")
             with self.starts.current():
                 batch.handle = self.backends[b].start([self._copy(c, b) for c in members])
         except (FillError, StaleWeights):
@@ -238,7 +239,7 @@ class Carrier:
         return Copy(c, layer, expert, HOST if backend.links == {Link.HOST} else rank, dst, src, into)
 
     def _wait(self, batch: Batch, stream: SideStream | None = None) -> bool:
-        """True once the batch's copies are done for a side stream, by default that of starts; a failure is kept in the batch."""
+        """Waits for a batch on a side stream, by default that of starts. Returns whether its copies are done. Stores failures."""
         if not batch.done and batch.error is None:
             try:
                 timeout_s = _LAST_CALL_S if batch.backend in self.backends.sick else self.timeout_s
@@ -256,19 +257,19 @@ class Carrier:
         self.backends.failed_here(batch.backend, error)
 
     def _pull_elsewhere(self, c: int, failed: Batch | None) -> tuple[int, Sequence[torch.cuda.Event]]:
-        """Pulls one copy over another one-sided backend, at once; returns the backend, or `NONE`, and the event behind it."""
+        """Pulls one copy at once over another one-sided backend. Returns the backend, or `NONE`, and the event after the copy."""
         self.starts.follow()
         for b in self.backends.other_pulls(failed.backend if failed is not None else NONE):
             try:
                 with self.starts.current():
                     self.backends[b].wait(self.backends[b].start([self._copy(c, b)]), self.timeout_s)
-            except Exception:  # not published there, of an old version, or broken as well: the next one, then home placement
+            except Exception:  # not published there, outdated, or broken as well, so try the next one, then home placement
                 continue
             return b, self.starts.mark()
         return NONE, ()
 
     def _reap(self, position: int) -> None:
-        """Waits for batches whose use is over; their sources need not have been waited for by now."""
+        """Waits for batches whose use is over, because batches that this rank only sends have not been awaited before."""
         rest = []
         for batch in self._batches:
             if batch.error is None and self.programme.need_C[batch.copies[0]] >= position:

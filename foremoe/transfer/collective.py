@@ -1,4 +1,4 @@
-"""Collective: two-sided copies by torch.distributed point-to-point messages: gloo between CPUs, NCCL between GPUs."""
+"""`Collective`: two-sided copies as torch.distributed point-to-point messages, over gloo between CPUs or NCCL between GPUs."""
 
 import time
 from collections.abc import Sequence
@@ -17,35 +17,35 @@ from foremoe.distributed.store import torch_reason
 from foremoe.plan.transfers import Link
 from foremoe.transfer.base import Buffers, Copy, TransferBackend
 
-_AT_ONCE = timedelta(milliseconds=1)  # zero would mean without end
-_LINGER_S = 10.0  # what `close` gives copies that still run on the GPU
+_AT_ONCE = timedelta(milliseconds=1)  # zero would mean no timeout
+_LINGER_S = 10.0  # time that `close` gives copies that still run on the GPU
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Messages:
-    """Copies in flight, which keep their tensors alive, and one work for each message; on a GPU one work for all."""
+    """Copies in flight, which keep their tensors alive, and one work per message, or on a GPU one work for all messages."""
 
     copies: tuple[Copy, ...]
-    works: tuple[tuple[int, Any], ...]  # (rank at the other end, work); the rank is -1 for all
+    works: tuple[tuple[int, Any], ...]  # (rank at the other end, or -1 for all, work)
 
 
 class Collective(TransferBackend):
     """Sends every tensor of an expert as one message, in the order of keys.
 
-    Messages have a process group of their own, so that they neither wait for the exchange of tokens nor break it. Only bytes
-    travel, so every dtype does, fp8 too. Tensors without elements are not sent.
+    Messages use a separate process group, so that they neither wait for the exchange of tokens nor break it. They are sent as
+    bytes, so all dtypes are supported, including fp8. Tensors without elements are not sent.
 
-    On a CPU (gloo) `wait` gives up after `timeout_s` and names the ranks that are missing. Gloo then cuts all connections of this
-    rank: other handles in flight here fail at once, other ranks fail or time out when they next need this one. Nothing can be
-    copied any more until the backend is closed and opened again on all ranks.
+    On a CPU (gloo), `wait` gives up after `timeout_s` and names the missing ranks. gloo then closes all connections of this rank.
+    Other handles in flight on this rank fail at once, and other ranks fail or time out when they next need this one. Copies are
+    impossible until the backend is closed and opened again on all ranks.
 
-    On a GPU (NCCL) messages of one `start` are one group call on NCCL's own stream, which waits for the current stream; `wait`
-    makes the current stream wait and returns at once, so it ignores `timeout_s`. It sees failures that NCCL has already
-    reported. A peer that never starts its end is not among them: that is left to NCCL's watchdog, which ends the process after
-    the group's `timeout_s`. `close` waits a few seconds for what still runs, then aborts it.
+    On a GPU (NCCL), the messages of one `start` are one group call on NCCL's own stream, which waits for the current stream.
+    `wait` makes the current stream wait and returns at once, so it ignores `timeout_s`. It raises failures that NCCL has already
+    reported, but does not detect a peer that never starts its end. In that case, NCCL's watchdog ends the process after the
+    group's `timeout_s`. `close` waits a few seconds for running copies and then aborts them.
 
     Args:
-        process_group: Carries the messages instead; its ranks must be those of the EP group, in the same order. It is not closed.
+        process_group: Process group to use instead. Its ranks must be those of the EP group, in the same order. It is not closed.
     """
 
     links: ClassVar[frozenset[Link]] = frozenset({Link.PEER, Link.RDMA})
@@ -59,7 +59,7 @@ class Collective(TransferBackend):
 
     def open(self, rank: int, group: Group, buffers: Buffers) -> None:
         if not isinstance(group, TorchGroup):
-            raise InputError("collective needs ranks that are processes, in a TorchGroup; take local for threads.")
+            raise InputError("collective needs ranks that are processes, in a TorchGroup; use local for threads.")
         self._require_closed()
         device = buffers.slot(0)[0].device if buffers.num_buffers else torch.device("cpu")
         if self.process_group is not None:
@@ -68,11 +68,11 @@ class Collective(TransferBackend):
             self._link = private_nccl(group)
         else:
             self._link = group.private_gloo()
-        self._group, self._cut = group, False  # cut: a wait failed here, and gloo cut all connections
-        self._last: Any = None  # NCCL's newest work; the others are done before it
+        self._group, self._cut = group, False  # cut: a wait failed here, and gloo closed all connections
+        self._last: Any = None  # NCCL's newest work, which finishes last
         self._grouped = self._link.supports_coalescing
         if device.type == "cuda":
-            self._link.allreduce([torch.zeros(1, device=device)]).wait()  # makes the communicator
+            self._link.allreduce([torch.zeros(1, device=device)]).wait()  # creates the communicator
             self._connect(rank, group.size, device)
 
     def start(self, copies: Sequence[Copy]) -> _Messages:
@@ -88,7 +88,7 @@ class Collective(TransferBackend):
             if self._grouped:
                 link._start_coalescing()
             for copy, tensor in messages:
-                # A key tells copies apart; the tensors of one arrive in the order in which they are sent.
+                # The key distinguishes copies. The tensors of one copy arrive in the order in which they are sent.
                 data = [tensor.detach().view(torch.uint8)]
                 peer = copy.src_rank if copy.src is None else copy.dst_rank
                 begin = link.recv if copy.src is None else link.send
@@ -98,7 +98,7 @@ class Collective(TransferBackend):
                 works = [(-1, self._last)]
         except RuntimeError as error:
             self._drop(works)
-            # Gloo finds a connection that broke since the last message when it begins the next one.
+            # gloo detects a broken connection only when it starts the next message.
             named = () if self._grouped or self._cut else (peer,)
             raise _failure(named, len(ordered), None, error) from error
         return _Messages(ordered, tuple(works))
@@ -116,14 +116,14 @@ class Collective(TransferBackend):
                 is_late = time.monotonic() >= until or timed_out(error)
                 self._cut = True
                 rest = self._drop(handle.works[i + 1 :])
-                # Before the time is over, the others that fail now may only not have come yet.
+                # Before the timeout, other works that fail now may belong to ranks that are only late.
                 ranks = tuple(sorted({peer, *(rest if is_late else ())} - {-1}))
                 raise _failure(ranks, len(handle.copies), timeout_s if is_late else None, error) from error
 
     def close(self) -> None:
         if self._group is None:
             return
-        # Gloo messages that nobody answers end with the last reference to the group; NCCL's would keep the GPU busy for ever.
+        # Unanswered gloo messages end with the last reference to the group. NCCL's would keep the GPU busy forever.
         if self._grouped and self.process_group is None:
             until = time.monotonic() + _LINGER_S
             while self._last is not None and not self._last.is_completed() and time.monotonic() < until:
@@ -132,7 +132,7 @@ class Collective(TransferBackend):
         self._group = self._link = self._last = None
 
     def _connect(self, rank: int, num_ranks: int, device: torch.device) -> None:
-        """One byte to and from every other rank: NCCL connects two ranks at their first message, which all others wait for."""
+        """Exchanges a byte with every other rank, because NCCL connects ranks at their first message, which delays the others."""
         if num_ranks == 1:
             return
         sent, *received = torch.zeros(num_ranks, 1, dtype=torch.uint8, device=device)
@@ -143,9 +143,9 @@ class Collective(TransferBackend):
         self._link._end_coalescing().wait()
 
     def _drop(self, works: Sequence[tuple[int, Any]]) -> list[int]:
-        """Ends what is still in flight, so that nothing is written later; returns the ranks that had not come."""
+        """Ends messages in flight, so that nothing is written later. Returns the ranks whose messages were missing."""
         late = []
-        for peer, work in () if self._grouped else works:  # NCCL works cannot be ended one by one
+        for peer, work in () if self._grouped else works:  # NCCL works cannot be ended individually
             try:
                 work.wait(_AT_ONCE)
             except RuntimeError:

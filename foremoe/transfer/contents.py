@@ -1,4 +1,4 @@
-"""What the engine checks about weights: that homes do not change within a plan, and, in debug mode, that copies equal them."""
+"""Checks that homes do not change while a plan runs and, in debug mode, that copies equal their homes."""
 
 import hashlib
 
@@ -11,10 +11,10 @@ from foremoe.transfer.base import Buffers, Tensors
 
 
 class HomeWatch:
-    """Notices in-place changes of this rank's home weights by torch's version counters.
+    """Detects in-place changes of this rank's home weights through torch's version counters.
 
-    Writes through ``.data`` or another library's own memory do not count there; callers that do so begin a new plan after it,
-    which makes all weights new.
+    Writes through ``.data`` or through another library's memory do not change these counters. After such writes, callers must
+    begin a new plan, which treats all weights as new.
     """
 
     def __init__(self, plan: Plan, buffers: Buffers, rank: int) -> None:
@@ -26,7 +26,7 @@ class HomeWatch:
         self.version_L = [self._version(layer) for layer in range(plan.L)]
 
     def check(self, only: int | None = None) -> None:
-        """Raises `StaleWeights` if a home weight (of layer `only`) was written since this object was made."""
+        """Raises `StaleWeights` if a home weight, optionally only of layer `only`, was written since this object was created."""
         for layer in range(len(self._homes_L)) if only is None else (only,):
             if self._version(layer) != self.version_L[layer]:
                 stale = f"weights of layer {layer} at home on rank {self.rank} changed after the plan began, so copies are stale"
@@ -37,22 +37,22 @@ class HomeWatch:
 
 
 def watch_homes(plan: Plan, buffers: Buffers, rank: int, before: HomeWatch | None) -> tuple[HomeWatch | None, str]:
-    """Looks at this rank's homes when a plan begins: the watch over them, or why the plan cannot be run with them.
+    """Returns a watch over this rank's homes for a new plan, or the reason why the plan cannot run with them.
 
-    `before` is the last plan's watch, if its weights are said to be the same still.
+    `before` is the watch of the previous plan if the caller says that weights have not changed since.
     """
     try:
         if before is not None:
             before.check()
         return HomeWatch(plan, buffers, rank), _narrow_gradients(plan, buffers, rank)
     except StaleWeights:
-        return None, "home weights were written since the last plan began; leave same_weights out."
+        return None, "home weights were written since the last plan began; omit same_weights."
     except (InputError, KeyError, IndexError) as error:
         return None, f"the experts at home here are not those of the plan ({error}); plan for this model's homes."
 
 
 def _narrow_gradients(plan: Plan, buffers: Buffers, rank: int) -> str:
-    """Why gradients cannot be summed here, in one sentence; empty if they can."""
+    """Returns the reason why gradients cannot be summed here, in one sentence, or an empty string if they can."""
     mine = (plan.home_LE // plan.B == rank).nonzero()
     if not plan.header.schedule.trains:
         return ""
@@ -67,16 +67,16 @@ def _narrow_gradients(plan: Plan, buffers: Buffers, rank: int) -> str:
 
 
 def digest(tensors: Tensors) -> str:
-    """A short fingerprint of the tensors' bytes."""
+    """Returns a short fingerprint of the tensors' bytes."""
     state = hashlib.blake2b(digest_size=12)
     for tensor in tensors:
-        # Of a copy: a numpy view would pin the storage's size for good, and trainers resize it to offload weights.
+        # Computed from a copy, because a numpy view would fix the storage's size, which trainers change to offload weights.
         state.update(tensor.detach().to("cpu", copy=True).contiguous().view(torch.uint8).numpy().tobytes())
     return state.hexdigest()
 
 
 class DebugContents:
-    """The fingerprints of every expert that a plan copies, from its home; collective to make."""
+    """Fingerprints of all experts that a plan copies, taken at their homes. Creating this object is collective."""
 
     def __init__(self, plan: Plan, buffers: Buffers, group: Group) -> None:
         pairs = set(zip(plan.transfers.layer_C.tolist(), plan.transfers.expert_C.tolist(), strict=True))
@@ -85,7 +85,7 @@ class DebugContents:
         self._digest = {key: value for part in group.gather(list(mine.items())) for key, value in part}
 
     def spoil_all(self) -> None:
-        """Spoils all buffers and their gradients."""
+        """Overwrites all buffers and their gradients with `spoil`."""
         for buffer in range(self._buffers.num_buffers):
             spoil(self._buffers.slot(buffer))
             if self._trains:
@@ -99,7 +99,7 @@ class DebugContents:
             raise TransferError(f"{replica} differs from its home; {cause}.", (self._rank,))
 
     def check_homes(self) -> None:
-        """Raises `StaleWeights` if a home here was written since, in whatever way."""
+        """Raises `StaleWeights` if a home on this rank has changed in any way since."""
         for (layer, expert), before in self._homes.items():
             if digest(self._buffers.home(layer, expert)) != before:
                 stale = f"expert {expert} of layer {layer} at home on rank {self._rank} changed after the plan began"
@@ -107,7 +107,7 @@ class DebugContents:
 
 
 def spoil(tensors: Tensors) -> None:
-    """Fills tensors with NaN (integers with ones), so that a read of released memory shows."""
+    """Fills tensors with NaN, or integers with ones, to reveal reads of released memory."""
     with torch.no_grad():
         for tensor in tensors:
             if tensor.is_floating_point() and tensor.element_size() > 1:

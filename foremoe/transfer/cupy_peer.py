@@ -1,4 +1,4 @@
-"""CupyPeer: one-sided pulls out of the memory of another GPU of the node, by copy engines, through CuPy and CUDA IPC."""
+"""`CupyPeer`: one-sided pulls from the memory of another GPU of the node, with copy engines, through CuPy and CUDA IPC."""
 
 import contextlib
 import ctypes
@@ -23,12 +23,12 @@ from foremoe.transfer.staging import Piece, Staging, require_on_gpu
 # Letters: G ranks.
 
 _logger = logging.getLogger(__name__)
-_NUM_STREAMS = 4  # copies from different GPUs go side by side; more streams than copy engines bring nothing
+_NUM_STREAMS = 4  # for parallel copies from different GPUs; more streams than copy engines do not help
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Pulls:
-    """Copies in flight, which keep their destinations alive, their version, and the events at their ends."""
+    """Copies in flight, which keep their destinations alive, with their version and the events at their ends."""
 
     copies: tuple[Copy, ...]
     version: int
@@ -36,22 +36,21 @@ class _Pulls:
 
 
 class CupyPeer(TransferBackend):
-    """Pulls experts straight out of their homes' GPU memory; between two GPUs that is a copy engine's work and takes no SM.
+    """Pulls experts directly from the GPU memory of their homes, with copy engines, which do not occupy any SM.
 
-    `publish` tells every rank where the home experts lie now: a CUDA IPC handle for each device allocation, opened once per
-    process, or the plain address for ranks that are threads of one process. Only what has changed is sent and opened. A home on
-    another host cannot be reached.
+    `publish` sends every rank the locations of the home experts. These are CUDA IPC handles of device allocations, which are
+    opened once per process, or plain addresses for ranks that are threads of one process. Only changes are sent and opened. Homes
+    on another host cannot be reached. Close the backend on all ranks before a home frees its experts.
 
-    Weights are read in place and carry no stamp. That they are of the published version is bookkeeping alone: the home must not
-    change them between `publish` and the moment when all ranks' copies are over, and nobody notices if it does.
+    Weights are read in place, and their version is not verified. The home must not change them between `publish` and the end of
+    all ranks' copies, and such a change is not detected.
 
-    Memory that CUDA cannot share between processes (expandable segments, cudaMallocAsync) is copied by `publish` into memory of
-    foremoe's own, as much as the experts that others pull, and read there; from then on the homes may move or be offloaded.
+    CUDA cannot share some memory between processes, such as expandable segments and cudaMallocAsync. In this case, `publish`
+    copies the experts that others pull into memory of foremoe's own, which is read instead. The homes may then move or be
+    offloaded.
 
     Args:
-        staged: Copy always.
-
-    Close it on all ranks before a home frees its experts.
+        staged: Whether `publish` always copies experts.
     """
 
     links: ClassVar[frozenset[Link]] = frozenset({Link.PEER})
@@ -77,14 +76,14 @@ class CupyPeer(TransferBackend):
         self._turn = 0
         self._version = 0
         self._version_of: dict[Key, int] = {}
-        self._home: dict[Key, tuple[int, tuple[Piece, ...]]] = {}  # as published with this version: home rank, tensors
-        self._reads: set[Key] = set()  # of those, what this rank will pull
+        self._home: dict[Key, tuple[int, tuple[Piece, ...]]] = {}  # experts published with this version -> home rank, tensors
+        self._reads: set[Key] = set()  # published experts that this rank will pull
         self._handle: dict[tuple[int, int], bytes] = {}  # (home rank, base) -> IPC handle of the allocation
-        self._base: dict[tuple[int, int], int] = {}  # (home rank, base) -> where the allocation lies in this process
+        self._base: dict[tuple[int, int], int] = {}  # (home rank, base) -> address of the allocation in this process
 
     def publish(self, entries: Sequence[Entry], version: int) -> None:
         group = self._opened()
-        # What was published before with this version stays readable, and may have moved: offloaded weights come back elsewhere.
+        # Experts published before with this version stay readable but may have moved, if weights were offloaded and came back.
         kept = {key for key in self._home if self._version_of.get(key) == version}
         shares = agreed(group, lambda: (hash((version, *entries)), *self._export(entries, kept)))
         for home, (digest, pieces, handles) in enumerate(shares):
@@ -92,7 +91,7 @@ class CupyPeer(TransferBackend):
                 raise InputError(f"rank {home} publishes other entries or another version than rank 0; give all ranks the same.")
             self._home.update({key: (home, tuple(Piece(*piece) for piece in expert)) for key, expert in pieces})
             for base, handle in handles:
-                self._detach((home, base))  # an address that was freed and given out again is another allocation
+                self._detach((home, base))  # a freed address that is reused is another allocation
                 self._handle[home, base] = handle
         kept.update((entry.layer, entry.expert) for entry in entries)
         self._home = {key: self._home[key] for key in kept}
@@ -102,7 +101,7 @@ class CupyPeer(TransferBackend):
             self._handle.pop(where, None)
         self._reads = (self._reads & kept) | {(entry.layer, entry.expert) for entry in entries if entry.dst_rank == self._rank}
         agreed(group, self._attach)
-        self._staging.free()  # nobody has open what is not used any more
+        self._staging.free()  # allocations that are not used any more are not open anywhere
         self._version = version
         self._version_of.update(dict.fromkeys(kept, version))
 
@@ -110,7 +109,7 @@ class CupyPeer(TransferBackend):
         self._opened()
         moves, used = [self._moves(copy) for copy in copies], dict[int, torch.cuda.Stream]()
         with torch.cuda.device(self._device):
-            # What was queued so far may still use the buffers.
+            # Work queued so far may still use the buffers.
             ready = torch.cuda.current_stream().record_event()
             try:
                 for pieces in moves:
@@ -124,12 +123,12 @@ class CupyPeer(TransferBackend):
                 return _Pulls(tuple(copies), self._version, tuple(stream.record_event() for stream in used.values()))
             except BaseException:
                 for stream in used.values():
-                    stream.synchronize()  # what was queued must not land after this
+                    stream.synchronize()  # queued copies must not land after this
                 raise
 
     def wait(self, handle: _Pulls, timeout_s: float) -> None:
-        """Returns when the copies of a handle are done. The current stream waits and the host does not; there is nothing to time
-        out, because nobody else takes part. An error of a copy shows at the next call that waits for the GPU."""
+        """Makes the current stream, but not the host, wait for the copies of a handle. There is no timeout, because no other rank
+        takes part. The error of a copy is raised by the next call that waits for the GPU."""
         self._opened()
         for event in handle.done:
             torch.cuda.current_stream(self._device).wait_event(event)
@@ -142,7 +141,7 @@ class CupyPeer(TransferBackend):
         if self._group is None:
             return
         self._group = None
-        with contextlib.suppress(Exception):  # a GPU that is lost has neither copies nor handles left
+        with contextlib.suppress(Exception):  # a lost GPU has no copies or handles left
             for stream in self._streams:
                 stream.synchronize()
         for where in list(self._base):
@@ -153,25 +152,25 @@ class CupyPeer(TransferBackend):
     def _export(
         self, entries: Sequence[Entry], kept: Set[Key]
     ) -> tuple[list[tuple[Key, list[list[int]]]], list[tuple[int, bytes]]]:
-        """Where home experts lie, and handles of their allocations, as far as the other ranks know otherwise."""
+        """Returns the locations of home experts and handles of their allocations, if they differ from those already sent."""
         mine = {key for key in kept if self._home[key][0] == self._rank}
         mine.update((entry.layer, entry.expert) for entry in entries if entry.home_rank == self._rank)
         with torch.cuda.device(self._device):
             pieces, handles = self._shared(mine, kept)
-        torch.cuda.synchronize(self._device)  # the others' copies are not ordered after this rank's streams
+        torch.cuda.synchronize(self._device)  # other ranks' copies are not ordered after this rank's streams
         return (
             [(key, list(map(list, expert))) for key, expert in pieces.items() if self._home.get(key) != (self._rank, expert)],
             [(base, handle) for base, handle in handles.items() if self._handle.get((self._rank, base)) != handle],
         )
 
     def _shared(self, mine: Set[Key], kept: Set[Key]) -> tuple[dict[Key, tuple[Piece, ...]], dict[int, bytes]]:
-        """Experts as other ranks may read them, and handles of their allocations; staged where they may not lie at home."""
+        """Returns locations where other ranks can read experts, staged if necessary, and handles of their allocations."""
         if not self._staged:
             try:
                 pieces = {key: tuple(self._piece(key, tensor) for tensor in self._buffers.home(*key)) for key in sorted(mine)}
                 return pieces, self._handles(pieces)
             except _NotShareable as error:
-                _logger.warning("rank %d copies experts before others read them, for good: %s", self._rank, error)
+                _logger.warning("rank %d copies experts before others read them, from now on: %s", self._rank, error)
                 self._staged, kept = True, frozenset()
         pieces = self._staging.put(mine, kept, self._buffers)
         return pieces, self._handles(pieces)
@@ -203,12 +202,12 @@ class CupyPeer(TransferBackend):
             home, pieces = self._home[key]
             process = self._process_G[home]
             if process.host != me.host:
-                continue  # an expert of another host is published for the sake of a backend that can reach it
+                continue  # an expert of another host is published for a backend that can reach it
             for piece in pieces:
                 where = (home, piece.base)
                 if where in self._base or not piece.num_bytes:
                     continue
-                # A process cannot open its own handles, and need not.
+                # A process cannot open its own handles, and does not need to.
                 self._base[where] = piece.base if process == me else self._open_handle(home, self._handle[where])
 
     def _detach(self, where: tuple[int, int]) -> None:
@@ -229,7 +228,7 @@ class CupyPeer(TransferBackend):
             raise TransferError(f"the GPU memory of rank {home} cannot be opened ({error}); {needs}.") from error
 
     def _moves(self, copy: Copy) -> list[tuple[int, int, int]]:
-        """Destination, source and bytes of the tensors of a copy."""
+        """Returns destination, source and size in bytes of each tensor of a copy."""
         layer, expert = key = (copy.layer, copy.expert)
         written = self._version_of.get(key)
         if written != self._version:
@@ -240,10 +239,10 @@ class CupyPeer(TransferBackend):
         theirs = [piece.num_bytes for piece in pieces]
         if sizes != theirs:
             has = f"tensors of {theirs} bytes on rank {home} and of {sizes} bytes on rank {self._rank}"
-            raise TransferError(f"expert {expert} of layer {layer} has {has}; it must have the same on every rank.")
+            raise TransferError(f"expert {expert} of layer {layer} has {has}; sizes must be the same on every rank.")
         if any(piece.num_bytes and (home, piece.base) not in self._base for piece in pieces):
             where = f"on rank {home}, whose GPU memory is not open on rank {self._rank}"
-            cure = "publish it for this rank, and pull from other hosts by another backend"
+            cure = "publish it for this rank, and pull from other hosts with another backend"
             raise TransferError(f"expert {expert} of layer {layer} is {where}; {cure}.", (home,))
         return [
             (tensor.data_ptr(), self._base[home, piece.base] + piece.offset, piece.num_bytes)
@@ -253,7 +252,7 @@ class CupyPeer(TransferBackend):
 
 
 def cuda_runtime() -> Any:
-    """CuPy's CUDA runtime calls."""
+    """Returns CuPy's module of CUDA runtime calls."""
     try:
         import cupy
     except ImportError as error:
@@ -270,8 +269,8 @@ def _driver() -> Any:
 
 
 def _allocation(pointer: int) -> tuple[int, int]:
-    """First address and bytes of the device allocation that a pointer is in: a handle is for the whole of it, and torch cuts
-    tensors out of larger blocks."""
+    """Returns the address and size of the device allocation that contains a pointer. An IPC handle refers to a whole allocation,
+    and torch places several tensors in one."""
     base, size = ctypes.c_uint64(), ctypes.c_size_t()
     error = _driver().cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(pointer))
     if error:
@@ -280,9 +279,10 @@ def _allocation(pointer: int) -> tuple[int, int]:
 
 
 class _NotShareable(TransferError):
-    """Memory of an expert that other processes cannot open."""
+    """Error for an expert in memory that other processes cannot open."""
 
 
 def _not_shareable(key: Key, why: str) -> TransferError:
-    lies = f"expert {key[1]} of layer {key[0]} lies in memory that CUDA cannot share between processes ({why})"
-    return _NotShareable(f"{lies}, and neither can be a copy; give containers one IPC namespace (--ipc=host), or use collective.")
+    lies = f"expert {key[1]} of layer {key[0]} is in memory that CUDA cannot share between processes ({why})"
+    cure = "give containers one IPC namespace (--ipc=host), or use collective"
+    return _NotShareable(f"{lies}, and a copy cannot be shared either; {cure}.")

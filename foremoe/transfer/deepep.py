@@ -1,4 +1,4 @@
-"""DeepEpEngine: a plan's weights and gradients, a row at a time, by DeepEP's calls for redundant experts."""
+"""`DeepEpEngine`: transfers a plan's weights and gradients row by row, with DeepEP's calls for redundant experts."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -24,24 +24,25 @@ class StackedBuffers(Buffers, Protocol):
 
     Attributes:
         slots: Weights of all buffers, [num_buffers, ...], in DeepEP's memory.
-        slot_grads: Their gradients, float32 [num_buffers, n], there too.
+        slot_grads: Gradients of all buffers, float32 [num_buffers, n], in DeepEP's memory.
     """
 
     slots: Tensors
     slot_grads: Tensors
 
     def homes(self, layer: int) -> Tensors:
-        """Weights of the experts at home on this rank, [B, ...]."""
+        """Returns the weights of the experts at home on this rank, [B, ...]."""
 
     def main_grads(self, layer: int) -> Tensors:
-        """Returns the main gradients, float32 [B, n]."""
+        """Returns the main gradients of the experts at home on this rank, float32 [B, n]."""
 
 
 class DeepEpEngine:
-    """Executes plans with `Engine`'s calls over an ``EPBuffer`` of DeepEP 2.5; it has never run on a GPU (docs/engines.md).
+    """Executes plans over an ``EPBuffer`` of DeepEP 2.5, with the interface of `Engine`. Never run on a GPU (docs/engines.md).
 
-    A use's copies are one ``lb_prefetch_weights``, replica gradients of a row one ``lb_reduce_grads`` per tensor. A replica that
-    outlives its use is not sent again. Copies come from homes inside the NVLink domain, which is the plan's node.
+    The copies of a use are one call of ``lb_prefetch_weights``. The replica gradients of a row are one call of
+    ``lb_reduce_grads`` per tensor. A replica that a buffer still holds is not sent again. Copies come from homes inside the
+    NVLink domain, which is the plan's node.
     """
 
     def __init__(self, buffers: StackedBuffers, ep: Any, group: Group, *, num_sms: int = 0) -> None:
@@ -51,10 +52,11 @@ class DeepEpEngine:
         self._event: Any = None
 
     def begin(self, plan: Plan) -> None:
-        """Starts a plan; collective.
+        """Starts a plan. Collective.
 
         Raises:
-            InputError: On all ranks: it does not fit, differs between ranks, or has replicas outside their home's node.
+            InputError: The plan does not match, differs between ranks, or has replicas outside their home's node. Raised on all
+                ranks.
         """
         t, rank, node_G = plan.transfers, self.group.rank, plan.header.cluster.node_of_rank_G
         refused = refusal(plan, rank, self.group.size, self.buffers.num_buffers, debug=False)
@@ -71,7 +73,7 @@ class DeepEpEngine:
         self._plan, self._next, self._open, self._event = plan, 0, None, None
 
     def prepare(self, micro_step: int, layer: int, phase: int) -> bool:
-        """Queues a use's copies; collective in the NVLink domain. Always true: a row lacks nothing."""
+        """Queues the copies of a use. Returns True, because no replica can be missing. Collective in the NVLink domain."""
         plan = self._turn(micro_step, layer, phase)
         if self._open is None:
             t, copies = plan.transfers, range(self._bounds[self._next], self._bounds[self._next + 1])
@@ -89,7 +91,7 @@ class DeepEpEngine:
         return True
 
     def weights(self, micro_step: int, layer: int, phase: int) -> Residency:
-        """As `Engine.weights`."""
+        """Returns the content of the slots, like `Engine.weights`."""
         self.prepare(micro_step, layer, phase)
         assert self._open is not None
         if self._event is not None:
@@ -98,7 +100,7 @@ class DeepEpEngine:
         return self._open
 
     def gradients(self, micro_step: int, layer: int) -> None:
-        """Adds the row's replica gradients to those at home; collective in the NVLink domain."""
+        """Adds the row's replica gradients to those at home. Collective in the NVLink domain."""
         plan = self._turn(micro_step, layer, Phase.BACKWARD)
         quota_GS, expert_GS = plan.quota_MLGS[micro_step, layer], plan.expert_MLGS[micro_step, layer]
         served = [(g, int(e)) for g in self._domain for e in expert_GS[g, plan.B :][quota_GS[g, plan.B :] > 0]]
@@ -108,15 +110,15 @@ class DeepEpEngine:
                 self._ep.lb_reduce_grads(slot_grads, grads, table_DS, num_sms=self._num_sms).wait()
 
     def release(self, micro_step: int, layer: int, phase: int) -> None:
-        """Ends the use on this rank; the next call of DeepEP waits for all."""
+        """Ends the use on this rank. The next call of DeepEP waits for all ranks."""
         self._turn(micro_step, layer, phase)
         self._next, self._open = self._next + 1, None
 
     def launch(self) -> None:
-        """Does nothing: copies of a use leave in `prepare`."""
+        """Does nothing, because `prepare` already queues the copies of a use."""
 
     def end(self) -> None:
-        """Finishes the plan."""
+        """Ends the plan."""
         self._plan, self._residencies.homes = None, {}
 
     def _turn(self, micro_step: int, layer: int, phase: int) -> Plan:
@@ -125,7 +127,10 @@ class DeepEpEngine:
         return self._plan
 
     def _table(self, layer: int, entries: Sequence[tuple[int, int, int]]) -> torch.Tensor:
-        """int32 [D, num_buffers] from (rank, buffer, expert): the domain's own number of each expert, -1 elsewhere."""
+        """Returns the domain's own number of the expert in each buffer, or -1, int32 [D, num_buffers].
+
+        `entries` holds (rank, buffer, expert).
+        """
         assert self._plan is not None
         B, home_E = self._plan.B, self._plan.home_LE[layer]
         table_DS: Array = np.full((len(self._domain), self.buffers.num_buffers), -1, np.int32)

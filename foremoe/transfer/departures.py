@@ -1,4 +1,4 @@
-"""Departures: what a use sets free on a rank, until the exchange that ends the use is queued."""
+"""`Departures`: holds back gradients and copies that a use allows, until the exchange that ends the use is queued."""
 
 from foremoe.transfer.base import Buffers
 from foremoe.transfer.carrier import Carrier
@@ -10,35 +10,35 @@ from foremoe.transfer.returns import Returns
 class Departures:
     """Holds back a use's gradients and the copies into its buffers.
 
-    All ranks wait for the exchange, so nothing may enter the links in front of it. The order is the same on all ranks: gradients
-    of a use, then copies for later uses.
+    All ranks wait for the exchange, so nothing may occupy the links before it. The order is the same on all ranks: first the
+    gradients of a use, then copies for later uses.
     """
 
     def __init__(self, carrier: Carrier, returns: Returns, buffers: Buffers, slots: SlotContents, *, debug: bool) -> None:
         self._carrier, self._returns, self._buffers, self._slots, self._debug = carrier, returns, buffers, slots, debug
-        self._unsent: tuple[int, int] | None = None  # micro-step and position of the backward whose gradients have not left
-        self._freed: int | None = -1  # position of the use whose buffers are free: at first the one before all others
+        self._unsent: tuple[int, int] | None = None  # micro-step and position of the backward use whose gradients are held back
+        self._freed: int | None = -1  # position of the use whose buffers are free, initially the one before all uses
 
     def hold_gradients(self, micro_step: int, position: int) -> None:
-        """The gradients of replicas of the use at `position` may leave."""
+        """Allows `launch` to send the replica gradients of the use at `position`."""
         self._unsent = micro_step, position
 
     def hold_buffers(self, position: int) -> None:
-        """The use at `position` is over: copies may start."""
+        """Allows `launch` to start copies into the buffers of the use at `position`, which is over."""
         self._freed = position
 
     def settle(self, layer: int | None = None) -> None:
-        """Starts the gradients that are held back, and waits until all are at their homes.
+        """Starts the gradients that are held back, and waits until all gradients have reached their homes.
 
         Args:
-            layer: Where main gradients are bf16, those of this layer alone are added to them, as it has no backward left.
+            layer: Layer whose backward passes are all done. If main gradients are bf16, only the sums of this layer are added.
         """
         self._send_gradients()
         self._returns.settle()
         self._returns.add_up(layer)
 
     def launch(self) -> None:
-        """Starts all that is held back."""
+        """Starts all transfers that are held back."""
         self._send_gradients()
         position, self._freed = self._freed, None
         if position is None:
@@ -46,7 +46,7 @@ class Departures:
         self._carrier.release(position)
         if self._debug:
             self._carrier.starts.follow()
-            with self._carrier.starts.current():  # which waits until copies that were passed on have left
+            with self._carrier.starts.current():  # this stream waits until relayed copies have left
                 for buffer in self._carrier.programme.frees.get(position, ()):
                     spoil(self._buffers.slot(buffer))
         self._carrier.start(position + 1)

@@ -1,4 +1,4 @@
-"""Engine: executes a plan's transfers while the model runs: weights ahead of use, gradients home, failures contained."""
+"""`Engine`: executes a plan's transfers while the model runs, fetches weights ahead of use, and handles failures."""
 
 import contextlib
 import dataclasses
@@ -29,22 +29,22 @@ from foremoe.transfer.timeline import Timeline
 
 
 class Engine:
-    """Executes the transfers of one plan after the other on one rank.
+    """Executes the transfers of one plan after another on one rank.
 
-    Uses are asked for in the order of the plan's schedule: ``prepare(m, l, phase)``, exchange, ``weights(m, l, phase)``, compute,
-    in backward ``gradients(m, l)``, ``release(m, l, phase)``, exchange, and ``launch()``, which lets copies land in buffers that
-    this use has read. With recomputation of single layers, weights of the backward use are requested before it and released after
-    backward; in blocks of several layers, the recomputation is a use of its own.
+    For each use, in the order of the plan's schedule, call ``prepare(m, l, phase)``, exchange tokens, ``weights(m, l, phase)``,
+    compute, ``gradients(m, l)`` in backward, ``release(m, l, phase)``, exchange tokens, and ``launch()``. The last call lets
+    copies land in buffers that this use has read. If single layers are recomputed, request the weights of the backward use before
+    recomputation and release them after backward. If blocks of several layers are recomputed, that is a separate use.
+
+    If a pull fails, this rank alone repeats it over another backend. If a two-sided backend fails, all ranks retire it at a pass
+    boundary. A row that lacks replicas runs at home on all ranks or, in backward, ends the step with an error on every rank that
+    names the cause. After a `TransferError`, only `close` may be called.
 
     Args:
-        buffers: The model's experts and the slots on this rank.
-        group: The EP group; a `Group`, a process group, or None for all ranks.
-        settings: The same on all ranks, which compare them first: an engine is made on all of them.
-        options: Fields of `EngineSettings`, such as ``backends=("collective",)``, in the place of what `settings` say.
-
-    Law: a pull that fails is repeated over another backend by this rank alone; a two-sided backend is given up by all ranks
-    together at a pass boundary; a row that lacks replicas runs at home placement on all ranks or, in backward, ends the step with
-    one error on every rank that names the cause. After a `TransferError` only `close` may be called.
+        buffers: Experts of the model and slots on this rank.
+        group: EP group, given as a `Group`, a process group, or None for all ranks.
+        settings: Settings, which must be the same on all ranks. Creating an engine is collective, and compares them.
+        options: Fields of `EngineSettings` that override `settings`, such as ``backends=("collective",)``.
     """
 
     def __init__(
@@ -59,9 +59,9 @@ class Engine:
         self._plan: Plan | None = None
         self._open: Residency | None = None
         self._watch: HomeWatch | None = None
-        self._ended = ""  # why nothing can be run any more
+        self._ended = ""  # reason why the engine cannot be used any more
         try:
-            # What a backend opens may be collective.
+            # Opening a backend may be collective.
             require_same(self.group, self.settings.agreed() | {"backends": ", ".join(map(class_name, resolved)) or "default"})
             chosen = resolved or [*map(resolve_backend, default_backends(buffers, self.group))]
             self._backends = BackendSet(chosen, self.group, buffers)
@@ -72,24 +72,24 @@ class Engine:
         self._carrier = Carrier(self._backends, buffers, self.group, self.settings.timeout_s)
 
     def begin(self, plan: Plan, *, same_weights: bool = False) -> None:
-        """Starts a plan; collective.
+        """Starts a plan. Collective.
 
         Args:
-            plan: One that keeps homes, the same on all ranks. Rank 0 checks it for all unless it is `Plan.checked`.
-            same_weights: Whether no rank has written a home weight since the last plan began. Host stores then stay valid;
-                otherwise they are filled again.
+            plan: Plan that keeps homes, the same on all ranks. Rank 0 checks it for all unless it is `Plan.checked`.
+            same_weights: Whether no rank has written a home weight since the previous plan began. If so, host stores stay valid.
+                Otherwise they are filled again.
 
         Raises:
-            InputError: The plan does not fit this engine, or differs between ranks; on all ranks.
+            InputError: The plan does not match this engine or differs between ranks. Raised on all ranks.
         """
         self._require_usable()
         begin = time.perf_counter()
         if self._plan is not None:
-            raise InputError("a plan is being run; call end() before the next begin().")
+            raise InputError("a plan is running; call end() before the next begin().")
         rank = self.group.rank
         refused = refusal(plan, rank, self.group.size, self.buffers.num_buffers, debug=self.settings.debug)
         if same_weights and not self._version:
-            refused = "same_weights needs a plan before this one; leave it out for the first."
+            refused = "same_weights needs a plan before this one; omit it for the first."
         if plan.header.schedule.trains and all(backend.one_sided for backend in self._backends.backends):
             refused = refused or "a stage with gradients needs a two-sided backend to bring them home; add collective."
         watch, fault = watch_homes(plan, self.buffers, rank, self._watch if same_weights else None)
@@ -105,7 +105,7 @@ class Engine:
         self._departures = Departures(self._carrier, self._returns, self.buffers, self._slots, debug=self.settings.debug)
         self._plan, self._next, self._open, self._returned = plan, 0, None, False
         self._fell_back: dict[tuple[int, int], None] = {}  # in the order of execution
-        self._in_flight: set[tuple[int, int]] = set()  # rows with replicas whose backward is still to come
+        self._in_flight: set[tuple[int, int]] = set()  # rows with replicas whose backward has not run yet
         self._homes_only = plan.header.schedule.trains and self._backends.return_backend() < 0
         if self._contents is not None:
             self._contents.spoil_all()
@@ -116,12 +116,12 @@ class Engine:
         """Does the host's part of `weights`, so that a GPU can exchange tokens before its stream waits for copies.
 
         Returns:
-            False if a replica cannot be had here (in forward): the row must run at home placement on all ranks.
+            False if a replica is missing here in forward, so that the row must run at home on all ranks.
 
         Raises:
-            InputError: It is not this use's turn.
-            TransferError: A replica that backward needs cannot be had.
-            StaleWeights: Home weights changed inside the plan.
+            InputError: The use is not the next one of the plan.
+            TransferError: A replica that backward needs is missing.
+            StaleWeights: Home weights changed while the plan was running.
         """
         plan, position = self._turn(micro_step, layer, phase)
         if self._open is None:
@@ -137,10 +137,10 @@ class Engine:
         return self._open.complete
 
     def weights(self, micro_step: int, layer: int, phase: int) -> Residency:
-        """Returns what this rank's slots hold for a use, once it has arrived; the same until the use is released.
+        """Returns the content of this rank's slots for a use after it has arrived. It does not change until the use is released.
 
-        On a GPU the current stream waits for it, so call it where the experts' products are about to be queued. In backward the
-        gradients of replicas are zero then. Raises what `prepare` raises, which it calls if nobody has.
+        On a GPU, the current stream waits for copies, so call it just before queueing the experts' products. In backward, the
+        gradients of replicas are then zero. Calls `prepare` if the caller has not, and raises the same errors.
         """
         self.prepare(micro_step, layer, phase)
         assert self._open is not None
@@ -150,33 +150,33 @@ class Engine:
         return self._open
 
     def fall_back(self, micro_step: int, layer: int) -> None:
-        """Runs this row at home, in forward and backward; all ranks must have agreed on it."""
+        """Makes this row run at home, in forward and backward. All ranks must have agreed on it."""
         plan, _ = self._turn(micro_step, layer, Phase.FORWARD)
         self._fell_back[micro_step, layer] = None
         self._in_flight.discard((micro_step, layer))
         self._open = self._resident(plan, micro_step, layer, Phase.FORWARD)
 
     def gradients(self, micro_step: int, layer: int) -> None:
-        """Marks backward of the row's experts as done here; `launch` then sends replica gradients home and receives others'."""
+        """Marks backward of the row's experts as done on this rank, so that `launch` exchanges replica gradients."""
         _, position = self._turn(micro_step, layer, Phase.BACKWARD)
         if self._open is None or self._returned:
-            raise InputError(f"gradients of micro-step {micro_step}, layer {layer} come once, between weights and release.")
+            raise InputError(f"call gradients once for micro-step {micro_step}, layer {layer}, between weights and release.")
         self._returned = True
         self._in_flight.discard((micro_step, layer))
         if (micro_step, layer) not in self._fell_back:
             self._departures.hold_gradients(micro_step, position)
 
     def settle(self, layer: int | None = None) -> None:
-        """Waits until gradients of all rows whose backward is over are at home, as ``Departures.settle``; on all ranks alike."""
+        """Waits until the gradients of all finished rows are at home. See ``Departures.settle``. Call it on all ranks alike."""
         self._running()
         with self._step():
             self._departures.settle(layer)
 
     def release(self, micro_step: int, layer: int, phase: int) -> None:
-        """Ends the use on this rank: its buffers are free, and `launch` may fill them again."""
+        """Ends the use on this rank, which frees its buffers, so that `launch` may fill them again."""
         _, position = self._turn(micro_step, layer, phase)
         if self._open is None:
-            raise InputError(f"{use_text(micro_step, layer, phase)} is released before its weights were asked for.")
+            raise InputError(f"{use_text(micro_step, layer, phase)} is released before its weights were requested.")
         if phase == Phase.BACKWARD and not self._returned:
             lost = f"gradients({micro_step}, {layer}), which would lose those of replicas"
             raise InputError(f"{use_text(micro_step, layer, phase)} is released before {lost}; call it first.")
@@ -184,23 +184,23 @@ class Engine:
         self._open, self._next, self._returned = None, position + 1, False
 
     def launch(self) -> None:
-        """Starts what a use has set free: gradients for home, then copies for later uses.
+        """Starts transfers that a use has allowed: first gradients to homes, then copies for later uses.
 
-        Call it once the use's last exchange is queued, which all ranks wait for; otherwise the next `prepare` does it.
+        Call it after the use's last exchange, for which all ranks wait, is queued. Otherwise the next `prepare` does it.
         """
         self._running()
         with self._step():
             self._departures.launch()
 
     def end(self, *, partial: bool = False) -> Timeline:
-        """Finishes the plan: all gradients are home, nothing is in flight; collective.
+        """Ends the plan, after all gradients have reached the homes and nothing is in flight. Collective.
 
         Args:
             partial: Whether the stage stops early, after the same use on all ranks.
 
         Raises:
-            InputError: Uses are left and `partial` is not set.
-            TransferError: Something did not arrive, here or elsewhere.
+            InputError: Some uses did not run and `partial` is not set.
+            TransferError: A transfer failed on any rank.
         """
         self._running()
         num_uses = len(self._programme.uses)
@@ -217,7 +217,7 @@ class Engine:
                 self._contents.check_homes()
         except TransferError as error:
             failure = error
-        self.sum_bytes = self._returns.most_sum_bytes  # what float32 sums for bf16 main gradients took
+        self.sum_bytes = self._returns.most_sum_bytes  # most bytes of float32 sums for bf16 main gradients
         answers = self.group.gather(("" if failure is None else str(failure), self._backends.failed()))
         self._backends.give_up([failed for _, failed in answers])
         if failure is not None:
@@ -233,13 +233,13 @@ class Engine:
         ).logged()  # fmt: skip
 
     def close(self) -> None:
-        """Closes all backends; safe to call twice, and in the middle of a plan."""
+        """Closes all backends. May be called twice, or in the middle of a plan."""
         self._plan, self._ended = None, self._ended or "it was closed"
         with contextlib.closing(self.group) if self._owns_group else contextlib.nullcontext():
             self._carrier.close()
 
     def _resident(self, plan: Plan, m: int, layer: int, phase: int) -> Residency:
-        """The use's residency."""
+        """Returns the residency of a use."""
         at_home = (m, layer) in self._fell_back
         use = self._residencies.of(m, layer, phase, at_home)
         buffer_of = self._slots.buffer_of
@@ -258,19 +258,19 @@ class Engine:
         return use
 
     def _agree(self, plan: Plan, position: int) -> None:
-        """A pass boundary: rows run at home from here on if no backend is left to bring gradients home."""
+        """Handles a pass boundary. From here on, rows run at home if no backend is left to send gradients home."""
         lost = self._carrier.agree(position, self._returns.settle)
         if lost and plan.header.schedule.trains and self._backends.return_backend() < 0:
             if self._in_flight:
                 rows = f"{len(self._in_flight)} rows that already ran on replicas"
-                lack = f"no two-sided backend is left to bring home the gradients of {rows}"
-                cure = "end the job, for no rank may take this optimizer step, and give the engine a second two-sided backend"
+                lack = f"no two-sided backend is left to send home the gradients of {rows}"
+                cure = "end the job, because no rank may take this optimizer step, and add a second two-sided backend"
                 raise TransferError(f"{', '.join(lost)} failed and {lack}; {cure}.")
             self._homes_only = True
 
     @contextlib.contextmanager
     def _step(self) -> Iterator[None]:
-        """A failed transfer ends the step; what else fails here ends it on the others."""
+        """Ends the step on this rank if a transfer fails in the block, and on the other ranks after any other error."""
         try:
             with reporting(self.group):
                 yield
@@ -278,7 +278,7 @@ class Engine:
             self._fail(error)
 
     def _turn(self, m: int, layer: int, phase: int) -> tuple[Plan, int]:
-        """The running plan and the position of a use, whose turn it must be."""
+        """Returns the running plan and the position of a use, which must be the next one."""
         plan = self._running()
         self._programme.require_turn(self._next, m, layer, phase)
         return plan, self._next
@@ -286,7 +286,7 @@ class Engine:
     def _running(self) -> Plan:
         self._require_usable()
         if self._plan is None:
-            raise InputError("no plan is being run; call begin(plan) first.")
+            raise InputError("no plan is running; call begin(plan) first.")
         return self._plan
 
     def _require_usable(self) -> None:
@@ -294,7 +294,7 @@ class Engine:
             raise InputError(f"this engine cannot be used any more: {self._ended}; make a new one.")
 
     def _fail(self, error: TransferError) -> NoReturn:
-        """Ends the step on this rank and tells the others why."""
+        """Ends the step on this rank and reports the reason to the others."""
         self._ended = f"a transfer failed ({error})"
         self.group.report(str(error))
         raise error

@@ -1,4 +1,4 @@
-"""Which experts the host stores lack, who writes them and in which order, and the thread in which a rank does its part."""
+"""Filling of host stores: the missing experts, their writers and their order, and the thread that does a rank's part."""
 
 import threading
 from collections import Counter
@@ -21,7 +21,7 @@ _END = 2**62  # later than any use
 
 @dataclass(frozen=True, slots=True, order=True)
 class Fill:
-    """One expert that the store of one node lacks: `home` has it, `writer`, a rank of that node, writes it before use `need`."""
+    """Expert that is missing in the store of a node. `writer`, a rank of that node, writes it before the use `need`."""
 
     node: int
     layer: int
@@ -32,28 +32,28 @@ class Fill:
 
     @property
     def key(self) -> Key:
-        """Layer and expert."""
+        """Layer and expert of the fill."""
         return self.layer, self.expert
 
     @property
     def crosses(self) -> bool:
-        """True if the bytes come from another node."""
+        """Whether the bytes come from another node."""
         return self.home != self.writer
 
 
 def missing(
     entries: Sequence[Entry], node_G: Sequence[int], written: Mapping[tuple[int, int, int], int], version: int
 ) -> list[Fill]:
-    """What the stores of all nodes lack of `version`, in the order of the entries; the same on all ranks.
+    """Returns the experts of `version` that are missing in the stores of all nodes, in the order of the entries.
 
-    `written` is the version that (node, layer, expert) was last written with.
+    The result is the same on all ranks. `written` maps (node, layer, expert) to the version that was last written.
     """
     reader: dict[tuple[int, int, int], Entry] = {}
     for entry in entries:
         where = (node_G[entry.dst_rank], entry.layer, entry.expert)
         if written.get(where) != version:
             reader.setdefault(where, entry)
-    # Where the home is on another node, the first rank that reads an expert writes it: readers are spread over a node.
+    # If the home is on another node, the first rank that reads an expert writes it, because readers are spread over a node.
     return [
         Fill(*where, e.home_rank, e.home_rank if node_G[e.home_rank] == where[0] else e.dst_rank, e.need)
         for where, e in reader.items()
@@ -61,8 +61,8 @@ def missing(
 
 
 def steps(fills: Sequence[Fill], bytes_of: Mapping[Key, int], step_bytes: int) -> list[list[Fill]]:
-    """Fills in parts of one layer, in order; between nodes no rank sends or receives more than `step_bytes` in one, single larger
-    experts aside."""
+    """Cuts fills into steps of a single layer, in order. In a step, no rank sends or receives more than `step_bytes` between
+    nodes, unless a single expert is larger."""
     parts: list[list[Fill]] = []
     load: Counter[tuple[str, int]] = Counter()
     for fill in fills:
@@ -78,10 +78,10 @@ def steps(fills: Sequence[Fill], bytes_of: Mapping[Key, int], step_bytes: int) -
 
 
 def agreed(group: Group, work: Callable[[], T], task: str = " cannot publish its weights") -> list[T]:
-    """What `work` returns on every rank, by rank, once all are done with it.
+    """Calls `work` on every rank and returns all results, by rank. Collective.
 
     Raises:
-        TransferError: It failed on a rank; on all of them, so that none waits for it later.
+        TransferError: `work` failed on a rank. Raised on all ranks, so that none of them waits for it later.
     """
     result, raised = None, None
     try:
@@ -98,7 +98,7 @@ def agreed(group: Group, work: Callable[[], T], task: str = " cannot publish its
 def exchange(
     group: Group, device: torch.device, fills: Sequence[Fill], bytes_of: Mapping[Key, int], buffers: Buffers
 ) -> dict[Key, Tensors]:
-    """Sends experts from their homes to their writers on other nodes, over memory of `device`; returns those for this rank."""
+    """Sends experts from homes to writers on other nodes through memory of `device`. Returns the experts for this rank."""
     out = sorted((fill for fill in fills if fill.home == group.rank), key=lambda fill: fill.writer)
     come = sorted((fill for fill in fills if fill.writer == group.rank), key=lambda fill: fill.home)
     num_sent_G, num_received_G = [0] * group.size, [0] * group.size
@@ -115,16 +115,16 @@ def exchange(
 
 
 class FillError(TransferError):
-    """A rank did not write its part of the host stores, so no backend of the step has all that it published."""
+    """A rank did not write its part of the host stores, so some published experts are missing."""
 
 
 class Filling(threading.Thread):
-    """One rank's part of a filling, in the background; all ranks run the same steps, in the same order.
+    """Thread that does one rank's part of filling the stores. All ranks run the same steps in the same order.
 
     It ends when all ranks are done, or when one of them fails or reports a failure on `group`, which no other thread uses.
 
     Attributes:
-        error: Why what is still missing will not be written, once it has ended.
+        error: Reason why missing experts will not be written, after the thread has ended.
     """
 
     def __init__(self, group: Group, parts: Sequence[Sequence[Fill]], write: Callable[[Sequence[Fill]], None]) -> None:
@@ -142,9 +142,9 @@ class Filling(threading.Thread):
                 self._write(part)
             self._proceed(_END)
             self._group.barrier()
-        except BaseException as error:  # whoever waits for this thread must hear of its end, whatever ended it
+        except BaseException as error:  # callers that wait for this thread must be notified, whatever ended it
             rank, why = self._group.rank, str(error) or type(error).__name__
-            if isinstance(error, TransferError) and error.ranks:  # another rank's
+            if isinstance(error, TransferError) and error.ranks:  # the failure is on another rank
                 self.error = FillError(str(error), error.ranks)
             else:
                 self.error = FillError(f"rank {rank} cannot fill its host store: {why}", (rank,))
@@ -152,12 +152,12 @@ class Filling(threading.Thread):
             self._proceed(_END)
 
     def passed(self, position: int) -> None:
-        """Waits until this rank's part of what uses up to `position` need is written, or never will be."""
+        """Waits until this rank has written the experts that uses up to `position` need, or has failed to."""
         with self._changed:
             self._changed.wait_for(lambda: self._due > position)
 
     def stop(self) -> None:
-        """Ends it, on all ranks, if it is still going on."""
+        """Stops the filling on all ranks if it is still running."""
         if self.is_alive():
             self._group.report("it closed its host store before all were filled")
         self.join()
@@ -169,9 +169,9 @@ class Filling(threading.Thread):
 
 
 def unpublished(key: Key, written: int | None, version: int, lack: str) -> TransferError:
-    """Why an expert cannot be pulled: it was last published with another version, or never, which `lack` puts in words."""
+    """Returns the error for an expert that was last published with another version, or never, which `lack` states."""
     layer, expert = key
     if written is None:
         return TransferError(f"expert {expert} of layer {layer} {lack}; publish it before it is pulled.")
     last = f"expert {expert} of layer {layer} was last published with version {written}"
-    return StaleWeights(f"{last}, and version {version} is asked for; publish it again after weights have changed.")
+    return StaleWeights(f"{last}, and version {version} is requested; publish it again after weights have changed.")

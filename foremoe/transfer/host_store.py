@@ -1,4 +1,4 @@
-"""HostStore: expert weights in memory that the ranks of one node share, each with the version it was written at."""
+"""`HostStore`: expert weights in memory that the ranks of a node share, each with the version of its last write."""
 
 import contextlib
 import mmap
@@ -15,12 +15,12 @@ import torch
 from foremoe.base.errors import StaleWeights, TransferError
 from foremoe.transfer.base import Tensors
 
-# Letters: N places of the store.
+# Letters: N places of the store, each for one expert.
 
 Key = tuple[int, int]  # layer, expert
 
-_ALIGN_BYTES = 4096  # places begin on pages, so that no two writers share one
-_PORTABLE = 1  # cudaHostRegisterPortable: page-locked for every GPU of this process
+_ALIGN_BYTES = 4096  # places begin on page boundaries, so that writers do not share pages
+_PORTABLE = 1  # cudaHostRegisterPortable, page-locked for every GPU of this process
 _BEGUN, _DONE, _MARK = range(3)  # stamps of a place
 _MARKED_BYTES = 256
 _lock = threading.Lock()
@@ -32,18 +32,17 @@ class _Place(NamedTuple):
 
 
 class HostStore:
-    """One rank's view of its node's store. Every rank of the node makes one over the same file, with the same arguments, and
-    calls `place` with the same arguments; nothing else has to be agreed.
+    """One rank's view of its node's store. Every rank of the node creates one over the same file and calls `place`, each with the
+    same arguments. No other agreement is needed.
 
-    The store is a row of equally large places, one expert each. A place has three stamps in the shared memory: the version whose
-    writing has begun, the version whose writing is done, and a checksum of bytes taken evenly from it. A reader looks at the
-    second one before it copies and at the others after it (`read`, then `check`): a writer in between, an unfinished or another
-    version are seen, and so are bytes that anything else has overwritten, but for stretches between two bytes of the checksum.
-    One version of an entry is written once. Readers may come before the writer: what `version` says tells them when an entry is
-    there.
+    The store consists of equally large places, each for one expert. A place has three stamps in the shared memory: the version
+    whose writing has begun, the version whose writing is done, and a checksum of evenly sampled bytes. A reader reads the second
+    stamp before it copies and the others afterwards (`read`, then `check`). This detects concurrent writes, and unfinished or
+    other versions. It also detects bytes that anything else has overwritten, unless they lie between two sampled bytes. Each
+    version of an entry is written once. Readers may come before the writer. `version` tells them when an entry is complete.
 
-    The file, open and writable, gets its size here and may be closed afterwards. Page-locked memory is for DMA to GPUs of this
-    process. Raises TransferError where there is not enough memory, or it cannot be page-locked.
+    The file must be open and writable. It gets its size here and may be closed afterwards. Page-locked memory is for DMA to GPUs
+    of this process. Raises TransferError if there is not enough memory, or if it cannot be page-locked.
     """
 
     def __init__(self, file: int, num_places: int, place_bytes: int, *, page_lock: bool = False) -> None:
@@ -54,7 +53,7 @@ class HostStore:
         _reserve(file, 0, size)
         self._map: mmap.mmap | None = mmap.mmap(file, size)
         self._locked_address = 0
-        # Through numpy, because torch.frombuffer does not keep the map from being closed under a tensor that still reads it.
+        # numpy is used because torch.frombuffer does not prevent the map from being closed while a tensor still reads it.
         bytes_ = np.frombuffer(self._map, np.uint8)
         self._stamp_N3 = bytes_[: num_places * 3 * 8].view(np.int64).reshape(num_places, 3)
         self._bytes = torch.from_numpy(bytes_[head_bytes:])
@@ -65,11 +64,11 @@ class HostStore:
         return key in self._place
 
     def num_bytes(self, key: Key) -> int:
-        """Bytes of an entry."""
+        """Returns the size of an entry in bytes."""
         return self._place[key].num_bytes
 
     def place(self, new: Mapping[Key, int], kept: Collection[Key] = ()) -> None:
-        """Gives places to new entries, in their order, with bytes by key; entries that are neither new nor kept lose theirs."""
+        """Assigns places to new entries in order, given as key -> bytes. Entries that are neither new nor kept are removed."""
         self._place = {key: self._place[key] for key in kept}
         taken = {place.row for place in self._place.values()}
         free = iter(sorted(set(range(self.num_places)) - taken))
@@ -78,7 +77,7 @@ class HostStore:
             self._place[key] = _Place(next(free), num_bytes)
 
     def write(self, weights: Mapping[Key, Tensors], version: int) -> None:
-        """Fills entries with weights of a version; the bytes are there when it returns."""
+        """Writes weights of a version to entries. The entries are complete when it returns."""
         rows = [self._place[key].row for key in weights]
         self._stamp_N3[rows, _BEGUN] = version
         for key, tensors in weights.items():
@@ -91,20 +90,20 @@ class HostStore:
         self._stamp_N3[rows, _DONE] = version
 
     def version(self, key: Key) -> int:
-        """The version that was written last and is whole; 0 before the first."""
+        """Returns the last version that was written completely, or 0."""
         found = int(self._stamp_N3[self._place[key].row, _DONE])
         _fence()
         return found
 
     def take(self, other: Self, keys: Iterable[Key]) -> None:
-        """Copies entries of another store, with their stamps."""
+        """Copies entries of another store, including their stamps."""
         for key in keys:
             self._entry(key).copy_(other._entry(key))
             self._stamp_N3[self._place[key].row] = other._stamp_N3[other._place[key].row]
 
     def read(self, key: Key, tensors: Tensors) -> int:
-        """Copies an entry into tensors; on a GPU the copy is queued on the current stream. Returns the version that was done
-        before; only `check` after the copy tells whether it is what arrived.
+        """Copies an entry into tensors. On a GPU, the copy is queued on the current stream. Returns the complete version before
+        the copy. Only `check` after the copy determines whether that version arrived.
         """
         parts, found = self._parts(key, tensors), self.version(key)
         for stored, tensor in zip(parts, tensors, strict=True):
@@ -112,8 +111,8 @@ class HostStore:
         return found
 
     def check(self, key: Key, found: int, version: int) -> None:
-        """Raises StaleWeights if a copy that found version `found` and is over now has not read the whole of `version`, and
-        TransferError if its bytes are not those that were written.
+        """Raises StaleWeights if a finished copy, for which `read` returned `found`, has not read `version` completely, and
+        TransferError if the bytes differ from those that were written.
         """
         layer, expert = key
         whole = self._mark(key) == int(self._stamp_N3[self._place[key].row, _MARK])
@@ -122,13 +121,13 @@ class HostStore:
         if not found == begun == version:
             state = f"has version {found}" if found == begun else f"is being overwritten (version {found} by {begun})"
             held = f"expert {expert} of layer {layer} {state} in the host store"
-            raise StaleWeights(f"{held}, and version {version} is asked for; weights may change between plans only.")
+            raise StaleWeights(f"{held}, and version {version} is requested; weights may change only between plans.")
         if not whole:
-            cure = "find what writes there, or send by another link"
+            cure = "find the writer, or send over another link"
             raise TransferError(f"expert {expert} of layer {layer} was overwritten in the host store; {cure}.")
 
     def close(self) -> None:
-        """Gives back page lock and memory; the last rank's close frees it. Safe to call twice."""
+        """Releases page lock and memory, which is freed when the last rank closes. May be called twice."""
         if self._map is None:
             return
         if self._locked_address:
@@ -136,12 +135,12 @@ class HostStore:
             self._locked_address = 0
         self._place = {}
         self._stamp_N3, self._bytes = np.empty((0, 3), np.int64), torch.empty(0, dtype=torch.uint8)
-        with contextlib.suppress(BufferError):  # a view of it is alive, in a traceback say; the memory goes with the view
+        with contextlib.suppress(BufferError):  # a view is still alive, for example in a traceback, and frees the memory later
             self._map.close()
         self._map = None
 
     def _parts(self, key: Key, tensors: Tensors) -> list[torch.Tensor]:
-        """The bytes of an entry, cut like tensors."""
+        """Returns the bytes of an entry, cut like `tensors`."""
         sizes, num_bytes = [tensor.nbytes for tensor in tensors], self._place[key].num_bytes
         if sum(sizes) != num_bytes:
             has = f"expert {key[1]} of layer {key[0]} has {num_bytes} bytes in the host store and {sum(sizes)} bytes on this rank"
@@ -153,7 +152,7 @@ class HostStore:
         return self._bytes[row * self.place_bytes : row * self.place_bytes + num_bytes]
 
     def _mark(self, key: Key) -> int:
-        """Checksum of at most twice `_MARKED_BYTES` bytes, taken evenly from an entry."""
+        """Returns a checksum of at most twice `_MARKED_BYTES` bytes, evenly sampled from an entry."""
         entry = self._entry(key).numpy()
         return zlib.crc32(entry[:: max(len(entry) // _MARKED_BYTES, 1)].tobytes())
 
@@ -167,20 +166,20 @@ class HostStore:
 
 
 def _fence() -> None:
-    """Keeps bytes and stamps in order where the processor would not: nothing moves across a release and the next acquire."""
+    """Keeps the processor from reordering bytes and stamps, because nothing moves across a release and the next acquire."""
     for _ in range(2):
         with _lock:
             pass
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """A flat tensor's memory as uint8."""
+    """Returns a flat tensor's memory as uint8."""
     return tensor.detach().view(torch.uint8)
 
 
 class NodeFile:
-    """A file that the ranks of a node open together. It has a name only until they have, so nothing is left behind however a
-    process ends; until then it is empty. All ranks know the name before the file is made, so that whoever survives can remove it.
+    """A file that all ranks of a node open. Afterwards its name is removed, so nothing is left behind, however a process ends.
+    Until then, the file is empty. All ranks know its name before it is created, so that any surviving rank can remove it.
     """
 
     def __init__(self, name: str) -> None:
@@ -188,16 +187,16 @@ class NodeFile:
         self.descriptor = -1
 
     def open(self, *, create: bool = False) -> None:
-        """Opens the file; one rank creates it, before the others come."""
+        """Opens the file. One rank must create it before the others open it."""
         self.descriptor = os.open(self.path, os.O_RDWR | (os.O_CREAT | os.O_EXCL if create else 0), 0o600)
 
     def unlink(self) -> None:
-        """Takes its name away; by any rank, any number of times."""
+        """Removes the file's name. May be called by any rank, any number of times."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.path)
 
     def close(self) -> None:
-        """Gives back descriptor and name."""
+        """Closes the file and removes its name."""
         self.unlink()
         if self.descriptor >= 0:
             os.close(self.descriptor)
@@ -205,7 +204,7 @@ class NodeFile:
 
 
 def _directory() -> str:
-    """In memory, if the system has a place for such files."""
+    """Returns a folder for the file, in memory if the system has one."""
     return "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
 
 
@@ -218,10 +217,10 @@ def _aligned(num_bytes: int) -> int:
 
 
 def reserve_share(file: int, num_places: int, place_bytes: int, share: int, num_shares: int) -> None:
-    """Takes the memory of every `num_shares`-th place of a store to come, from place `share` on.
+    """Allocates the memory of every `num_shares`-th place of a future store, starting at place `share`.
 
-    Memory comes from the NUMA node of the processor that asks for it. Where every rank of a node takes a share before the store
-    is made, the store lies spread over the NUMA nodes that the ranks run on, and their copies over the memory channels of all.
+    Memory is allocated on the NUMA node of the processor that requests it. If every rank of a node allocates a share before the
+    store is created, the store is spread over the NUMA nodes of all ranks, and copies use all of their memory channels.
     """
     head_bytes, place_bytes = _head_bytes(num_places), _aligned(place_bytes)
     for place in range(share, num_places if place_bytes else 0, num_shares):
@@ -229,7 +228,7 @@ def reserve_share(file: int, num_places: int, place_bytes: int, share: int, num_
 
 
 def _reserve(file: int, begin: int, size: int) -> None:
-    """Gives a part of a file its memory: a map of a file that outgrows /dev/shm would kill the process at first touch."""
+    """Allocates memory for a part of a file. Otherwise, first access to a map larger than /dev/shm would kill the process."""
     try:
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(file, begin, size)

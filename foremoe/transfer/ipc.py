@@ -1,4 +1,4 @@
-"""Ranks as processes, and whether they can open each other's GPU memory, by CUDA IPC."""
+"""Identification of rank processes, and a check that they can open each other's GPU memory through CUDA IPC."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from foremoe.distributed.group import Group
 
 
 class Process(NamedTuple):
-    """Where a rank runs. Memory handles are for other processes of the same host.
+    """Identity of a rank's process and host. Memory handles are for other processes of the same host.
 
-    Containers of one machine may share its host name and use the same process number, and machines made from one image may share
-    their names: `host` has the kernel's own number, and `mark` is this process's alone, but for forks of it.
+    Containers of one machine may share its host name and process numbers, and machines from one image may share their names.
+    `host` therefore contains the kernel's own identifier, and `mark` is unique to this process, except for its forks.
     """
 
     host: str
@@ -26,17 +26,17 @@ class Process(NamedTuple):
 
 
 def this_process() -> Process:
-    """The process that calls."""
+    """Returns the identity of the calling process."""
     return Process(f"{socket.gethostname()} {_boot_id()}", os.getpid(), _MARK)
 
 
 def fault_between(cuda: Any, group: Group) -> str:
-    """The reason that ranks which are processes of one host cannot open each other's GPU memory; empty if they can. Collective.
+    """Returns why ranks in different processes of one host cannot open each other's GPU memory, or an empty string. Collective.
 
     Every rank offers an allocation of its own and opens those of the others.
 
     Args:
-        cuda: CuPy's runtime calls, or what keeps this rank from having them.
+        cuda: CuPy's module of runtime calls, or the reason why this rank does not have it.
     """
     base, handle, fault = 0, b"", ""
     try:

@@ -1,4 +1,4 @@
-"""Local: copies between ranks that are threads of one process; what every two-sided backend must do, and nothing else."""
+"""`Local`: copies between ranks that are threads of one process, as a minimal model of a two-sided backend."""
 
 import threading
 from collections.abc import Sequence
@@ -15,25 +15,25 @@ from foremoe.transfer.base import Buffers, Copy, Tensors, TransferBackend
 
 @dataclass(slots=True, eq=False)
 class _Meeting:
-    """A copy in flight: the end that `start` has shown so far, and whether both met."""
+    """Copy in flight, with the end that has started so far, and whether both ends have met."""
 
     first: Copy
     done: bool = False
 
 
 class _Desk:
-    """Where the two ends of a copy meet; shared by all ranks. Copies are made under its lock, so one that left it never is."""
+    """Meeting point of the two ends of a copy, shared by all ranks. Copies run under its lock, so a withdrawn one never runs."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
-        self.meeting_of: dict[int, _Meeting] = {}  # key -> copy of which one end is still missing
+        self.meeting_of: dict[int, _Meeting] = {}  # key -> copy whose other end is still missing
 
 
 class Local(TransferBackend):
-    """Copies at the moment when the second of the two ends starts.
+    """Copies when the second of the two ends starts.
 
-    The executable specification of a two-sided backend, and the one for tests and simulations on a `ThreadGroup`. It serves all
-    links, so it can stand in for any other backend.
+    It is the executable specification of a two-sided backend, and is used for tests and simulations on a `ThreadGroup`. It serves
+    all links, so it can replace any other backend.
     """
 
     links: ClassVar[frozenset[Link]] = frozenset(Link)
@@ -41,7 +41,7 @@ class Local(TransferBackend):
 
     def open(self, rank: int, group: Group, buffers: Buffers) -> None:
         if not isinstance(group, ThreadGroup):
-            raise InputError("local links ranks that are threads; give it a ThreadGroup, or take collective for processes.")
+            raise InputError("local links ranks that are threads; give it a ThreadGroup, or use collective for processes.")
         self._require_closed()
         self._desk: _Desk = group.gather(_Desk() if rank == 0 else None)[0]
         self._rank, self._group = rank, group
@@ -88,7 +88,7 @@ def _copy(one: Copy, other: Copy) -> None:
     source, target = (one, other) if one.src is not None else (other, one)
     src, dst = source.src, target.dst
     if src is None or dst is None:
-        raise TransferError(f"both ends of copy {one.key} say that they are its {'source' if dst is None else 'destination'}.")
+        raise TransferError(f"both ends of copy {one.key} claim to be its {'source' if dst is None else 'destination'}.")
     if _layout(src) != _layout(dst):
         layouts = f"{_layout(src)} on rank {one.src_rank} and {_layout(dst)} on rank {one.dst_rank}"
         has = f"expert {one.expert} of layer {one.layer} has tensors {layouts}"

@@ -1,4 +1,4 @@
-"""PinnedHost: one-sided pulls from a store in host memory that the ranks of a node share; by DMA on a GPU."""
+"""`PinnedHost`: one-sided pulls from a store in host memory that the ranks of a node share, by DMA on a GPU."""
 
 import contextlib
 import secrets
@@ -20,14 +20,14 @@ from foremoe.transfer.host_store import HostStore, Key, NodeFile, reserve_share
 
 # Letters: G ranks.
 
-_STEP_BYTES = 64 << 20  # what a rank sends or receives at once when a store is filled from another node
+_STEP_BYTES = 64 << 20  # limit of bytes that a rank sends or receives at once when a store is filled from another node
 _POLL_S = 2e-4
 
 
 @dataclass(slots=True, eq=False)
 class _Pulls:
-    """Copies of one `start`: those whose expert is not stored yet, the version they must have, what the others found, and on a
-    GPU the events at their start and end."""
+    """Copies of one `start`: those whose expert is not stored yet, the required version, the versions that the other copies
+    found, and on a GPU the events at their start and end."""
 
     left: list[Copy]
     version: int
@@ -39,19 +39,18 @@ class _Pulls:
 class PinnedHost(TransferBackend):
     """Pulls experts from the host store of the rank's own node, without touching another rank or its links.
 
-    The store holds what plans send by host, and nothing else. `publish` makes room for it and returns; a thread then writes it in
-    the order in which uses need it: each expert once per node, by its home rank, or by the first rank that reads it if the home
-    is on another node. What crosses nodes has a process group of its own: NCCL if the EP group has it, otherwise gloo. A pull
-    waits for its own expert, and `advance` for this rank's part of what the next use needs, so that no copy of the filling is
-    ever queued behind kernels that wait for it. If a rank cannot write its part, pulls of what is missing and `finish` raise
-    `FillError` with its name on all ranks, and the next `publish` fills everything again.
+    The store holds only experts that plans send over the host link. `publish` makes room for them and returns. A thread writes
+    them in the order in which uses need them. Each expert is written once per node, by its home rank, or by the first rank that
+    reads it if the home is on another node. Traffic between nodes uses a separate process group, with NCCL if the EP group has
+    it, and otherwise gloo. A pull waits for its own expert. `advance` waits for this rank's part of the next use, so that copies
+    of the filling are never queued behind kernels that wait for them. If a rank cannot write its part, pulls of missing experts
+    and `finish` raise `FillError`, which names the rank, on all ranks, and the next `publish` fills everything again.
 
-    The store lies in /dev/shm in a file without a name, so nothing is left behind however a process ends. It never shrinks
-    before `close`. On a GPU it is page-locked and copies run on streams of their own. On a CPU `start` copies at once what is
-    stored: the cost falls where the engine looks ahead instead of where a layer waits.
+    The store is an unnamed file in /dev/shm, so nothing is left behind, however a process ends. It does not shrink before
+    `close`. On a GPU, it is page-locked, and copies run on separate streams. On a CPU, `start` copies stored experts at once.
 
     Args:
-        node_of_rank_G: Node of every rank of the group; ranks of one node must be able to open the same files. Default: ranks
+        node_of_rank_G: Node of every rank of the group. Ranks of one node must be able to open the same files. By default, ranks
             with the same host name are one node.
     """
 
@@ -64,7 +63,7 @@ class PinnedHost(TransferBackend):
         self._stream: torch.cuda.Stream | None = None
         self._filling: Filling | None = None
         self._late: list[_Pulls] = []  # copies that wait for their expert
-        self._writer: dict[Key, int] = {}  # of this node's store
+        self._writer: dict[Key, int] = {}  # writers of this node's store
 
     def __repr__(self) -> str:
         return f"PinnedHost(node_of_rank_G={self.node_of_rank_G!r})"
@@ -85,7 +84,7 @@ class PinnedHost(TransferBackend):
         self._filling, self._late, self._writer = None, [], {}
         self._open_fills(group)
         self._version = 0
-        self._written: dict[tuple[int, int, int], int] = {}  # (node, layer, expert) -> version; of all nodes, alike on all ranks
+        self._written: dict[tuple[int, int, int], int] = {}  # (node, layer, expert) -> version; the same on all ranks
 
     def publish(self, entries: Sequence[Entry], version: int) -> None:
         group = self._opened()
@@ -93,7 +92,7 @@ class PinnedHost(TransferBackend):
             self._filling.join()
         try:
             if any(group.gather(self._filling is not None and self._filling.error is not None)):
-                self._drop()  # what the stores hold is not known
+                self._drop()  # the contents of the stores are unknown
                 self._fills.close()
                 self._open_fills(group)
             self._publish(group, entries, version)
@@ -104,7 +103,7 @@ class PinnedHost(TransferBackend):
 
     def advance(self, position: int) -> None:
         for pulls in list(self._late):
-            with contextlib.suppress(Exception):  # `wait` will say
+            with contextlib.suppress(Exception):  # `wait` will raise the error
                 self._read(pulls)
         if self._filling is not None:
             self._filling.passed(position)
@@ -119,7 +118,7 @@ class PinnedHost(TransferBackend):
         self._opened()
         pulls = _Pulls(list(copies), self._version)
         if self._stream is not None:
-            # What was queued so far may still use the buffers.
+            # Work queued so far may still use the buffers.
             pulls.ready = torch.cuda.current_stream(self._device).record_event()
         self._read(pulls)
         if pulls.left:
@@ -127,10 +126,10 @@ class PinnedHost(TransferBackend):
         return pulls
 
     def wait(self, handle: _Pulls, timeout_s: float) -> None:
-        """Returns when the copies of a handle are done. The host waits for experts that are not stored yet; for copies on a GPU
-        the current stream waits, and the host does not.
+        """Returns when the copies of a handle are done. The host waits for experts that are not stored yet. For copies on a GPU,
+        the current stream waits, but not the host.
 
-        Stamps are looked at here. A writer can come later only by a `publish`, which first finishes this rank's copies.
+        Stamps are checked here. Later writes can only come from a `publish`, which first finishes this rank's copies.
         """
         self._opened()
         until = time.monotonic() + timeout_s
@@ -154,12 +153,12 @@ class PinnedHost(TransferBackend):
         self._group = self._stream = self._fill_stream = None
 
     def _open_fills(self, group: Group) -> None:
-        """A group for the thread that fills; collective."""
+        """Creates a group for the filling thread. Collective."""
         crosses = len(set(self._node_G)) > 1
         self._fills, self._fill_device = private_group(group, self._device if crosses else torch.device("cpu"))
 
     def _read(self, pulls: _Pulls) -> None:
-        """Copies those experts that are stored by now."""
+        """Copies the experts that are already stored."""
         keyed = [((copy.layer, copy.expert), copy) for copy in pulls.left]
         stores = {key: self._store_with(key, pulls.version) for key, _ in keyed}
         stored = {key for key, store in stores.items() if store.version(key) == pulls.version}
@@ -175,14 +174,14 @@ class PinnedHost(TransferBackend):
                 if self._stream is not None:
                     pulls.done = self._stream.record_event()
             except BaseException:
-                self._finish_copies()  # what was queued must not land after this
+                self._finish_copies()  # queued copies must not land after this
                 raise
         pulls.left = [copy for key, copy in keyed if key not in stored]
 
     def _lacks(self, pulls: _Pulls, late: bool) -> bool:
-        """True if there are experts still to be stored; raises if they will not be, or it is too late."""
+        """Returns whether experts are still missing in the store. Raises if they will not be stored, or not in time."""
         filling = self._filling
-        over = filling is None or not filling.is_alive()  # first: what was written before it ended is there
+        over = filling is None or not filling.is_alive()  # checked first, so that everything written before its end is found
         self._read(pulls)
         if not pulls.left:
             return False
@@ -199,17 +198,17 @@ class PinnedHost(TransferBackend):
         return True
 
     def _store_with(self, key: Key, version: int) -> HostStore:
-        """The store, which must have an entry."""
+        """Returns the store, which must have the entry `key`."""
         if self._store is not None and key in self._store:
             return self._store
         written = self._written.get((self._node, *key))
         raise unpublished(key, written, version, f"is not in the host store of node {self._node}")
 
     def _drop(self) -> None:
-        """Gives back the store, on this rank; a filling that goes on ends on all ranks."""
+        """Releases the store on this rank, and stops a running filling on all ranks."""
         if self._filling is not None:
             self._filling.stop()
-        with contextlib.suppress(Exception):  # a GPU that is lost copies nothing
+        with contextlib.suppress(Exception):  # a lost GPU does not copy anything
             self._finish_copies()
         if self._store is not None:
             self._store.close()
@@ -224,7 +223,7 @@ class PinnedHost(TransferBackend):
 
         def describe() -> tuple[int, str, list[list[int]]]:
             self._late = []
-            self._finish_copies()  # before anyone writes where they read
+            self._finish_copies()  # before any rank overwrites what they read
             homes = {fill.key: self._buffers.home(*fill.key) for fill in fills if fill.home == self._rank}
             sizes = [[*key, sum(tensor.nbytes for tensor in home)] for key, home in homes.items()]
             return hash((version, *entries)), secrets.token_hex(8), sizes
@@ -240,12 +239,12 @@ class PinnedHost(TransferBackend):
         self._written.update({(fill.node, *fill.key): version for fill in fills})
         self._writer.update({fill.key: fill.writer for fill in fills if fill.node == self._node})
         self._version = version
-        # Homes are as work queued until now leaves them.
+        # Homes are final after the work that is queued so far.
         ready = None if self._stream is None else torch.cuda.current_stream(self._device).record_event()
         self._filling = Filling(self._fills, steps(fills, bytes_of, _STEP_BYTES), lambda part: self._fill(part, bytes_of, ready))
 
     def _make_room(self, group: Group, new: dict[Key, int], version: int, file: NodeFile) -> None:
-        """Places for new entries, in a larger store where the present one is too small; collective over all nodes."""
+        """Assigns places to new entries, in a larger store if the present one is too small. Collective over all nodes."""
         kept = sorted((layer, e) for (node, layer, e), v in self._written.items() if node == self._node and v == version)
         old, num_places = self._store, len(kept) + len(new)
         place_bytes = max([old.place_bytes if old is not None else 0, *new.values()])
@@ -258,7 +257,7 @@ class PinnedHost(TransferBackend):
                 file.open()
             except FileNotFoundError:
                 lack = f"rank {self._rank} does not see {file.path}, which rank {first} has made"
-                cure = "say with node_of_rank_G which ranks share a machine"
+                cure = "state with node_of_rank_G which ranks share a machine"
                 raise InputError(f"ranks {self._node_ranks} count as one node, but {lack}; {cure}.") from None
 
         def move() -> None:
@@ -282,7 +281,7 @@ class PinnedHost(TransferBackend):
             old.place(new, kept)
 
     def _fill(self, fills: Sequence[Fill], bytes_of: dict[Key, int], ready: torch.cuda.Event | None) -> None:
-        """One step of the filling; in its thread."""
+        """Runs one step of the filling, in its thread."""
         with contextlib.ExitStack() as on_gpu:
             if self._fill_stream is not None and ready is not None:
                 on_gpu.enter_context(torch.cuda.device(self._device))
@@ -291,7 +290,7 @@ class PinnedHost(TransferBackend):
             self._write({fill.key: self._buffers.home(*fill.key) for fill in fills if fill.writer == fill.home == self._rank})
             crossing = [fill for fill in fills if fill.crosses]
             if crossing:
-                self._fills.barrier()  # nobody enters an exchange that another rank will not come to
+                self._fills.barrier()  # no rank enters an exchange that another rank will not join
                 self._write(exchange(self._fills, self._fill_device, crossing, bytes_of, self._buffers))
 
     def _write(self, weights: dict[Key, Sequence[torch.Tensor]]) -> None:

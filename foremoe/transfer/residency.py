@@ -1,4 +1,4 @@
-"""Residency: what the slots of one rank hold during one use."""
+"""`Residency`: the content of a rank's slots during one use."""
 
 from collections.abc import Container, Iterable
 from dataclasses import dataclass
@@ -17,43 +17,43 @@ from foremoe.transfer.base import Buffers, Tensors
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Residency:
-    """What this rank's slots hold during one use."""
+    """Content of this rank's slots during one use."""
 
-    expert_S: tuple[int, ...]  # logical expert in every slot, -1 where the slot serves nothing
-    weights_S: tuple[Tensors | None, ...]  # its tensors; None where the slot serves nothing, or its replica did not arrive
-    grads_S: tuple[Tensors | None, ...] | None  # where each slot's gradient is to be added; None but in backward
-    complete: bool  # False if a replica did not arrive (in forward): the row must run at home placement on all ranks
+    expert_S: tuple[int, ...]  # logical expert in every slot, or -1 if the slot serves nothing
+    weights_S: tuple[Tensors | None, ...]  # weights, or None if the slot serves nothing or its replica did not arrive
+    grads_S: tuple[Tensors | None, ...] | None  # tensors to which each slot's gradient is added; None except in backward
+    complete: bool  # False if a replica did not arrive in forward, so that the row must run at home on all ranks
 
 
 class SlotContents:
-    """Which expert each buffer of this rank holds, as far as known."""
+    """Expert in each buffer of this rank, as far as known."""
 
     def __init__(self) -> None:
         self.expert_of = dict[int, tuple[int, int]]()  # buffer -> (layer, expert)
-        self.buffer_of = dict[tuple[int, int], int]()  # the buffer that it landed in last
+        self.buffer_of = dict[tuple[int, int], int]()  # (layer, expert) -> buffer of its latest copy
 
     def drop(self, buffer: int) -> None:
-        """The buffer's contents are not known any more."""
+        """Marks the content of a buffer as unknown."""
         key = self.expert_of.pop(buffer, (-1, -1))
-        if self.buffer_of.get(key) == buffer:  # a later copy may lie in another buffer
+        if self.buffer_of.get(key) == buffer:  # a later copy may be in another buffer
             del self.buffer_of[key]
 
     def take(self, t: TransferList, copies: Iterable[int], missing: Container[int]) -> None:
-        """Copies to this rank have arrived in their buffers, all but the missing."""
+        """Records the copies to this rank that have arrived in their buffers, except for missing ones."""
         for c in copies:
             buffer, key = int(t.buffer_C[c]), (int(t.layer_C[c]), int(t.expert_C[c]))
             self.drop(buffer)
-            self.buffer_of.pop(key, None)  # from here on the plan counts on this copy
+            self.buffer_of.pop(key, None)  # from here on, the plan relies on this copy
             if c not in missing:
                 self.expert_of[buffer], self.buffer_of[key] = key, buffer
 
 
 class Residencies:
-    """What the slots of a rank hold in the uses of one plan; what lies at home is looked up once.
+    """Content of a rank's slots in the uses of one plan. Tensors at home are looked up only once.
 
     Attributes:
-        replicas_ML: Whether a redundant slot of any rank serves pairs.
-        homes: Tensors of base slots by layer, their gradients (True) or weights.
+        replicas_ML: Whether a redundant slot of any rank serves pairs in each row.
+        homes: Tensors of base slots, by layer and kind: gradients (True) or weights (False).
     """
 
     def __init__(self, plan: Plan, rank: int, buffers: Buffers, contents: SlotContents) -> None:
@@ -64,10 +64,10 @@ class Residencies:
         self.homes = dict[tuple[int, bool], tuple[Tensors, ...]]()
 
     def of(self, m: int, layer: int, phase: int, at_home: bool = False) -> Residency:
-        """Reads off which tensors serve every slot in a use.
+        """Returns the tensors of every slot in a use.
 
         Raises:
-            TransferError: A backward or recomputation use lacks a replica that its forward used.
+            TransferError: A replica that forward used is missing in backward or recomputation.
         """
         expert_S, served_R, rank = self._expert_MLS[m][layer], self._served_MLR[m][layer], self._rank
         expert_B, expert_R = expert_S[: self._base], expert_S[self._base :]
@@ -77,7 +77,7 @@ class Residencies:
         if lacking and phase != Phase.FORWARD:
             lost = f"the weights of expert {lacking[0]} of layer {layer} for the backward of micro-step {m}"
             raise TransferError(
-                f"{lost} cannot be had on rank {rank}; no rank may take this optimizer step: end the job.", (rank,)
+                f"{lost} are missing on rank {rank}; end the job, because no rank may take this optimizer step.", (rank,)
             )
 
         def tensors(gradients: bool) -> tuple[Tensors | None, ...]:

@@ -1,4 +1,4 @@
-"""Returns: gradients of replicas on their way home, added there in one fixed order."""
+"""`Returns`: sends gradients of replicas home, where they are added in a fixed order."""
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,31 +17,30 @@ from foremoe.transfer.timeline import Event, Log, Wait
 
 @dataclass(slots=True, eq=False)
 class _Sent:
-    """The returns of one row in which this rank has a part."""
+    """Returns of one row that this rank sends or receives."""
 
     micro_step: int
     backend: int
     handle: Any
     start_s: float
-    added: list[tuple[Return, Tensors]]  # arrived gradients and what they are added to, in key order
-    buffers: set[int] = field(default_factory=set)  # of this rank, whose gradients are being read
+    added: list[tuple[Return, Tensors]]  # arriving gradients, in key order
+    buffers: set[int] = field(default_factory=set)  # buffers of this rank whose gradients are being read
 
 
 class Returns:
     """Gradient returns of one rank.
 
-    A row's returns start behind the last exchange of its backward. They are added to `main_grad` when `prefetch` more rows have
-    returned theirs, at the end, when a gradient buffer is wanted again, or when more than `return_bytes` would be staged. These
-    points depend on the plan alone, not on timing, so that sums come out the same in every run: for an expert by row, within a
-    row by replica rank.
+    A row's returns start after the last exchange of its backward. They are added to `main_grad` when `prefetch` more rows have
+    sent theirs, at the end, when a gradient buffer is needed again, or when more than `return_bytes` would be staged. These
+    points depend only on the plan, not on timing, so sums are the same in every run. An expert's gradients are added row by row,
+    and within a row in the order of replica ranks.
 
-    Where main gradients are bf16, an expert's returns are summed in float32 and added once, by `add_up` or at the end: a main
-    gradient is rounded once more than without replicas, however many there were. The sums take four bytes per weight of the
-    experts that get returns.
+    If main gradients are bf16, an expert's returns are summed in float32 and added once, by `add_up` or at the end. A main
+    gradient is then rounded only once more than without replicas, regardless of their number. The sums take four bytes per weight
+    of the experts that receive returns.
 
-    A row of which a home would stage more than the limit returns in rounds: both ends leave what is beyond it to the next one,
-    which starts when the home has added the round before. Rounds are numbered over all ranks, and a rank waits only for earlier
-    ones, so that ranks never wait for each other in a circle.
+    If a home would stage more than the limit for a row, the row returns in rounds. Each round starts when the home has added the
+    previous one. Rounds are numbered over all ranks, and a rank waits only for earlier rounds, so there are no deadlocks.
     """
 
     def __init__(self, carrier: Carrier, buffers: Buffers, rank: int, settings: EngineSettings) -> None:
@@ -49,13 +48,13 @@ class Returns:
         self._window, self._debug = max(settings.prefetch, 1), settings.debug
         self._limit_bytes, self.staged_bytes, self.most_staged_bytes = settings.return_bytes, 0, 0
         self._under_way: deque[_Sent] = deque()
-        self._stale = list[int]()  # buffers whose gradients are of an earlier use
-        self._sums: dict[tuple[int, int], Tensors] = {}  # (layer, expert) -> what is to be added to bf16 main gradients
+        self._stale = list[int]()  # buffers whose gradients belong to an earlier use
+        self._sums: dict[tuple[int, int], Tensors] = {}  # (layer, expert) -> sums to add to bf16 main gradients
         self.most_sum_bytes = 0
         self.log = Log()
 
     def send(self, micro_step: int, returns: Sequence[Return], buffer_of: Mapping[tuple[int, int], int]) -> None:
-        """Starts a row's returns; `buffer_of` gives the buffer that holds the replica of (layer, expert) here."""
+        """Starts a row's returns. `buffer_of` maps (layer, expert) to the buffer of its replica on this rank."""
         if not returns:
             return
         per_round = max(self._limit_bytes // self._gradient_bytes(returns[0], buffer_of), 1)
@@ -63,20 +62,20 @@ class Returns:
             self._send_round(micro_step, [one for one in returns if one.turn // per_round == number], buffer_of)
 
     def _gradient_bytes(self, one: Return, buffer_of: Mapping[tuple[int, int], int]) -> int:
-        """Bytes of one gradient; of every expert the same."""
+        """Returns the size of one gradient in bytes, which is the same for all experts."""
         away = one.src_rank == self._rank
         of = self._buffers.slot_grad(buffer_of[one.layer, one.expert]) if away else self._buffers.main_grad(one.layer, one.expert)
         return max(sum(grad.numel() * _wide(grad).itemsize for grad in of), 1)
 
     def _send_round(self, micro_step: int, returns: Sequence[Return], buffer_of: Mapping[tuple[int, int], int]) -> None:
-        """Starts what a home can stage of a row at once, after what would be too much with it has been added."""
+        """Starts one round of a row's returns, after adding earlier ones if the staged bytes would exceed the limit."""
         if not returns:
             return
         arriving_bytes = sum(self._gradient_bytes(one, buffer_of) for one in returns if one.dst_rank == self._rank)
         while self._under_way and arriving_bytes and self.staged_bytes + arriving_bytes > self._limit_bytes:
             self._settle_oldest()
         backend = self._carrier.backends.return_backend()
-        assert backend >= 0, "rows run at home where no backend brings gradients home"
+        assert backend >= 0, "rows run at home if no backend can send gradients home"
         sent = _Sent(micro_step, backend, None, self._carrier.clock(), [])
         copies = []
         for one in returns:
@@ -104,16 +103,16 @@ class Returns:
             self._settle_oldest()
 
     def settle(self, buffer: int | None = None) -> None:
-        """Adds what is in flight: all of it, or up to the row that still reads the gradient of `buffer`."""
+        """Adds returns in flight, either all of them or up to the row that still reads the gradient of `buffer`."""
         while self._under_way and (buffer is None or any(buffer in sent.buffers for sent in self._under_way)):
             self._settle_oldest()
 
     def expect(self, buffers: Iterable[int]) -> None:
-        """The use at hand will add to the gradients of buffers."""
+        """Announces that the present use will add to the gradients of buffers."""
         self._stale = list(buffers)
 
     def renew(self) -> None:
-        """Makes the gradients of expected buffers ready to be added to; once."""
+        """Prepares the gradients of announced buffers for addition. Does so once per announcement."""
         while self._stale:
             buffer = self._stale.pop()
             self.settle(buffer)
@@ -134,7 +133,7 @@ class Returns:
             name, size = self._carrier.backends.names[sent.backend], sum(x.nbytes for x in arrived)
             src = sent.micro_step, one.layer, one.expert, one.src_rank
             self.log.add(Event("gradient", *src, name, size, sent.start_s, ready_s, 0.0, "done"), waits)
-            waits = []  # the row was waited for once
+            waits = []  # the row was awaited only once
             self.staged_bytes -= size
         if self._debug:
             for buffer in sent.buffers:
@@ -142,7 +141,7 @@ class Returns:
                     grad.fill_(float("nan"))
 
     def add_up(self, layer: int | None = None) -> None:
-        """Adds float32 sums to bf16 main gradients: all of them, or those of a layer, which gets no more returns."""
+        """Adds float32 sums to bf16 main gradients, for all layers or for one layer that will not receive more returns."""
         for key in [key for key in self._sums if layer in (None, key[0])]:
             for total, part in zip(self._buffers.main_grad(*key), self._sums.pop(key), strict=True):
                 total.add_(part)
@@ -161,10 +160,11 @@ class Returns:
 
     def _lost(self, sent: _Sent, error: Exception) -> TransferError:
         ranks = error.ranks if isinstance(error, TransferError) else ()
-        lost = f"gradients of micro-step {sent.micro_step} did not get home by {self._carrier.backends.names[sent.backend]}"
-        return TransferError(f"{lost} ({error}); no rank may take this optimizer step: end the job.", ranks or (self._rank,))
+        lost = f"gradients of micro-step {sent.micro_step} did not arrive over {self._carrier.backends.names[sent.backend]}"
+        cure = "end the job, because no rank may take this optimizer step"
+        return TransferError(f"{lost} ({error}); {cure}.", ranks or (self._rank,))
 
 
 def _wide(grad: torch.Tensor) -> torch.dtype:
-    """In which returns are sent and summed."""
+    """Returns the dtype in which returns are sent and summed."""
     return torch.float32 if grad.dtype == torch.bfloat16 else grad.dtype

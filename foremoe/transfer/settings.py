@@ -1,4 +1,4 @@
-"""EngineSettings: what an engine may be told, declared and checked once for `Engine`, `Runtime` and the adapters."""
+"""`EngineSettings`: settings of an engine, declared and checked once for `Engine`, `Runtime` and the adapters."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ seconds = partial(real, high=1e9)
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSettings:
-    """Settings of an `Engine`; a `Runtime` takes the same.
+    """Settings of an `Engine` or a `Runtime`.
 
     Attributes:
-        backends: Transfer backends, instances or names, in order of preference; None: those of `default_backends`.
-        prefetch: How many uses ahead a copy may start, if its buffer is free.
-        return_bytes: Bytes of arriving replica gradients that a rank stages at once; a single gradient may be larger. Fewer mean
-            less memory and more waiting in backward.
-        timeout_s: Seconds to wait for a copy. Messages between ranks have the group's own limit, which should be longer.
-        debug: Whether to compare replicas with their homes and fill released buffers and gradients with NaN; slow.
+        backends: Transfer backends in order of preference, given as instances or names. Defaults to `default_backends`.
+        prefetch: Maximum number of uses by which a copy may start ahead of its own use, if its buffer is free.
+        return_bytes: Maximum bytes of arriving replica gradients that a rank stages at once. A single gradient may be larger.
+            Smaller values save memory but increase waiting in backward.
+        timeout_s: Timeout for a copy in seconds. Messages between ranks have the timeout of the group, which should be longer.
+        debug: Whether to compare replicas with their homes, and to fill released buffers and gradients with NaN. This is slow.
 
     Raises:
-        InputError: A value does not fit.
+        InputError: A value is not valid.
     """
 
     backends: Sequence[str | TransferBackend] | None = None
@@ -42,7 +42,7 @@ class EngineSettings:
     debug: bool = False
 
     ranks_own: ClassVar[frozenset[str]] = frozenset({"timeout_s"})
-    """Settings that may differ between ranks: how long a rank waits is its own affair, and changes no result."""
+    """Settings that may differ between ranks, because a timeout does not change any result."""
 
     def __post_init__(self) -> None:
         checks = (
@@ -53,10 +53,10 @@ class EngineSettings:
 
     @classmethod
     def of(cls, given: Any = None, /, **options: Any) -> Self:
-        """Settings from settings, a mapping (a config node) or None, with `options` in the place of what they say.
+        """Returns settings from settings, from a mapping such as a config node, or from None, overridden by `options`.
 
         Raises:
-            InputError: A name that does not exist, or a value that does not fit.
+            InputError: A name does not exist, or a value is not valid.
         """
         if given is not None and not isinstance(given, cls | Mapping):
             raise InputError(f"settings must be a mapping of settings such as {{prefetch: 2}}; got {shown(given)}.")
@@ -70,7 +70,7 @@ class EngineSettings:
         return dataclasses.replace(given, **table) if isinstance(given, cls) else cls(**table)
 
     def agreed(self) -> dict[str, str]:
-        """Returns the text of all settings that must be the same on all ranks of a group, by name."""
+        """Returns the values, as strings, of all settings that must be the same on all ranks of a group, by name."""
         names = [field.name for field in dataclasses.fields(self) if field.name not in self.ranks_own]
         found = {key: text for name in names for key, text in texts(name, getattr(self, name)).items()}
         if self.backends is not None:  # a name stands for an instance of its class
@@ -79,10 +79,10 @@ class EngineSettings:
 
 
 def _backends(value: Any, name: str) -> tuple[str | TransferBackend, ...]:
-    """Names and instances, as a tuple; a name alone is one backend."""
+    """Returns names and instances as a tuple. A single name stands for one backend."""
     found = (value,) if isinstance(value, str) or not isinstance(value, Sequence) else tuple(value)
     if not found:
-        raise InputError("an Engine needs at least one transfer backend, such as 'collective'; leave it out for the default.")
+        raise InputError("an Engine needs at least one transfer backend, such as 'collective'; omit backends for the default.")
     known = backend_names()
     for backend in found:
         if isinstance(backend, str) and backend not in known:

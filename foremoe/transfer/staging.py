@@ -1,4 +1,4 @@
-"""Staging: copies of home experts in device memory of foremoe's own, for ranks that may not read the homes themselves."""
+"""`Staging`: copies home experts into device memory of foremoe's own, for ranks that cannot read the homes directly."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ALIGNED_BYTES = 256
 
 
 class Piece(NamedTuple):
-    """One tensor of an expert in its home's address space: `offset` bytes into the allocation that begins at `base`."""
+    """Tensor of an expert in its home's address space, `offset` bytes after the start `base` of the allocation."""
 
     base: int
     offset: int
@@ -23,26 +23,26 @@ class Piece(NamedTuple):
 
 
 class Staging:
-    """Experts of one version of the weights, copied by `put`; they stay where they are until that version is over.
+    """Experts of one version of the weights, copied by `put`. Their memory does not change until that version ends.
 
-    Allocations are cudaMalloc's, so other processes may open them whatever allocator torch has, and whatever becomes of the homes
-    meanwhile. The next version takes the same memory if it fits.
+    Allocations come from cudaMalloc, so other processes can open them regardless of torch's allocator, even if the homes move.
+    The next version reuses the same memory if it is large enough.
 
     Args:
-        cuda: CuPy's runtime calls.
+        cuda: CuPy's module of runtime calls.
     """
 
     def __init__(self, cuda: Any) -> None:
         self._cuda = cuda
-        self._size_of: dict[int, int] = {}  # base -> bytes of the allocation
+        self._size_of: dict[int, int] = {}  # base -> size of the allocation in bytes
         self._pieces: dict[Key, tuple[Piece, ...]] = {}
 
     def put(self, keys: Set[Key], kept: Set[Key], buffers: Buffers) -> dict[Key, tuple[Piece, ...]]:
-        """Where experts lie; queues copies of those that are new on the current stream.
+        """Returns the locations of experts, and queues copies of new ones on the current stream.
 
         Args:
-            keys: Experts that are wanted.
-            kept: Those of the version that `put` has copied before; all others are copied now.
+            keys: Experts to stage.
+            kept: Experts of this version that `put` has already copied. All others are copied now.
         """
         self._pieces = {key: pieces for key, pieces in self._pieces.items() if key in kept and key in keys}
         homes = {key: buffers.home(*key) for key in sorted(keys - self._pieces.keys())}
@@ -62,7 +62,7 @@ class Staging:
         return dict(self._pieces)
 
     def free(self, *, everything: bool = False) -> None:
-        """Frees allocations that hold nothing; only once no other process has them open."""
+        """Frees empty allocations. Call it only when no other process has them open."""
         used = set() if everything else {piece.base for pieces in self._pieces.values() for piece in pieces}
         for base in self._size_of.keys() - used:
             del self._size_of[base]
@@ -71,7 +71,7 @@ class Staging:
             self._pieces = {}
 
     def _room(self, num_bytes: int) -> int:
-        """An allocation that holds nothing and is large enough."""
+        """Returns an empty allocation that is large enough."""
         used = {piece.base for pieces in self._pieces.values() for piece in pieces}
         for base, size in self._size_of.items():
             if size >= num_bytes and base not in used:
@@ -82,7 +82,7 @@ class Staging:
 
 
 def require_on_gpu(key: Key, tensor: torch.Tensor) -> None:
-    """Refuses an expert that copy engines of a GPU cannot read."""
+    """Raises InputError for an expert that copy engines of a GPU cannot read."""
     if not tensor.is_cuda:
         raise InputError(f"expert {key[1]} of layer {key[0]} lies on {tensor.device}, not on a GPU; use pinned_host.")
 

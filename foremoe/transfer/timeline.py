@@ -1,4 +1,4 @@
-"""Timeline: what an engine did in one stage, copy by copy, as seen from one rank."""
+"""`Timeline`: copies of an engine in one stage, as seen from one rank."""
 
 import logging
 import time
@@ -13,23 +13,23 @@ _logger = logging.getLogger(__name__)
 
 
 class Event(NamedTuple):
-    """One copy that reached this rank, or failed to."""
+    """Copy that reached this rank or failed to."""
 
     kind: str  # "weights" or "gradient"
     micro_step: int
-    layer: int  # of the plan
+    layer: int  # layer of the plan
     expert: int
     src_rank: int  # -1 for the host store
-    backend: str  # class name of the one that delivered
+    backend: str  # class name of the backend that delivered the copy
     num_bytes: int
-    start_s: float  # when the copy was started, in seconds since `begin`
-    ready_s: float  # when the engine knew it had arrived, in seconds since `begin`
-    exposed_s: float  # seconds that this rank waited for it: its host, or on a GPU its current stream
+    start_s: float  # start of the copy in seconds since `begin`
+    ready_s: float  # time when the engine knew that the copy had arrived, in seconds since `begin`
+    exposed_s: float  # seconds that this rank's host, or on a GPU its current stream, waited for the copy
     outcome: str  # "done", "failed over" (arrived over another link than planned), or "missing"
 
 
 class Wait:
-    """A wait of this rank, from begin to end of a ``with`` block: of the host, or on a GPU of its current stream."""
+    """Wait of this rank's host, or on a GPU of its current stream, from the start to the end of a ``with`` block."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -50,7 +50,7 @@ class Wait:
 
     @property
     def seconds(self) -> float:
-        """How long it took; on a GPU the host waits until the stream has come to its end."""
+        """Duration in seconds. On a GPU, the host waits until the stream has reached the end of the block."""
         if self._device.type != "cuda":
             return self._end - self._begin
         self._end.synchronize()
@@ -58,30 +58,30 @@ class Wait:
 
 
 class Log:
-    """Events as they come; how long was waited for them is read when all is over."""
+    """Log of events. The durations of waits are read at the end."""
 
     def __init__(self) -> None:
         self._lines: list[tuple[Event, list[Wait]]] = []
 
     def add(self, event: Event, waits: list[Wait]) -> None:
-        """Notes an event, whose `exposed_s` are those of waits."""
+        """Adds an event, whose `exposed_s` is the sum of `waits`."""
         self._lines.append((event, waits))
 
     def events(self) -> list[Event]:
-        """All events, in the order in which they were noted."""
+        """Returns all events in the order in which they were added."""
         return [event._replace(exposed_s=sum(wait.seconds for wait in waits)) for event, waits in self._lines]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """One stage of one rank.
+    """Timeline of one stage on one rank.
 
     Attributes:
-        begin_s: Seconds that `Engine.begin` took.
-        wall_s: Seconds from then to the end of `end`.
-        events: Every ``Event``, in the order in which they were known to be over.
-        fell_back: (micro-step, layer) that ran at home placement.
-        retired: Two-sided backends that ranks have given up, in this stage or before it.
+        begin_s: Duration of `Engine.begin` in seconds.
+        wall_s: Seconds from the end of `Engine.begin` to the end of `Engine.end`.
+        events: Every ``Event``, in the order in which the engine knew that copies had arrived or failed.
+        fell_back: Rows (micro-step, layer) that ran at home.
+        retired: Two-sided backends that ranks have retired in this stage or before.
     """
 
     rank: int
@@ -92,17 +92,17 @@ class Timeline:
     retired: tuple[str, ...] = ()
 
     def logged(self) -> Self:
-        """Logs what did not go as planned (each rank's copies, and on rank 0 the rows of all) and returns the timeline."""
+        """Logs deviations from the plan, in each rank's copies and, on rank 0, in the rows of all ranks. Returns the timeline."""
         told = self.to_dict()
         if told["failed_over"] or told["missing"]:
             _logger.warning(
-                "rank %d: of %d copies of weights %d came over another backend than planned and %d did not come.",
+                "rank %d: of %d weight copies, %d used another backend than planned and %d did not arrive.",
                 self.rank, told["weight_copies"], told["failed_over"], told["missing"],
             )  # fmt: skip
         if self.fell_back and self.rank == 0:
             m, layer = self.fell_back[0]
             _logger.warning(
-                "%d rows ran at home placement because a replica could not be had, the first in micro-step %d, layer %d.",
+                "%d rows ran at home placement because a replica was missing, the first in micro-step %d, layer %d.",
                 len(self.fell_back), m, layer,
             )  # fmt: skip
         return self
@@ -122,7 +122,7 @@ class Timeline:
         return total
 
     def to_dict(self) -> dict[str, Any]:
-        """Totals, for metrics and JSON."""
+        """Returns totals for metrics and JSON."""
         return {
             "rank": self.rank, "begin_s": self.begin_s, "wall_s": self.wall_s, "exposed_s": self.exposed_s,
             "weight_copies": sum(e.kind == "weights" for e in self.events),
@@ -133,12 +133,12 @@ class Timeline:
         }  # fmt: skip
 
     def to_trace(self, begin_s: float = 0.0) -> TraceEvents:
-        """Makes a trace for Perfetto: one group for this rank, tracks for each backend's copies, and one for stalls.
+        """Returns a trace for Perfetto, with one group for this rank, tracks for each backend's copies, and a track for stalls.
 
-        Add the events of several ranks to one trace, or load it next to a profiler's.
+        Add the events of several ranks to one trace, or load it next to a profiler's trace.
 
         Args:
-            begin_s: When the stage began on the clock of the other trace, in seconds.
+            begin_s: Start of the stage on the clock of the other trace, in seconds.
         """
         out = TraceEvents()
         out.process(self.rank, f"foremoe, rank {self.rank}")
@@ -151,7 +151,7 @@ class Timeline:
         return out
 
     def _track(self, out: TraceEvents, tid: int, title: str, spans: list[tuple[float, float, Event]], begin_s: float) -> int:
-        """Puts spans on as many tracks as overlap; returns the next free track."""
+        """Puts spans on as many tracks as overlap. Returns the number of the next free track."""
         spans = sorted((max(start_s, 0.0), end_s, event) for start_s, end_s, event in spans)
         level_X = levels([(start_s, end_s) for start_s, end_s, _ in spans])
         count = max(level_X, default=0) + 1

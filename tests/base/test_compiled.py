@@ -77,7 +77,7 @@ def test_a_read_only_installation_caches_in_the_temporary_folder(read_only, tmp_
 
 def test_where_nothing_can_be_written_it_runs_without_a_cache(read_only, tmp_path):
     lines = run(read_only, tmp_path, tmp_path / "nowhere")
-    assert len(lines) == 3 and "so every process compiles anew; set NUMBA_CACHE_DIR" in lines[0]
+    assert len(lines) == 3 and "so every process compiles again; set NUMBA_CACHE_DIR" in lines[0]
     assert lines[1:] == ["[[0, -1]]", "0"] and not list(tmp_path.rglob("*.nbi"))
 
 

@@ -107,7 +107,7 @@ def message(text: str, *blobs: bytes) -> bytes:
     ],
 )  # fmt: skip
 def test_what_is_no_message_is_refused_in_its_senders_name(data: bytes) -> None:
-    with pytest.raises(TransferError, match="rank 3 sent what is not a message of foremoe") as caught:
+    with pytest.raises(TransferError, match="rank 3 sent data that is not a message of foremoe") as caught:
         decode(data, 3)
     assert caught.value.ranks == (3,) and len(str(caught.value)) < 400
 
@@ -141,7 +141,7 @@ def sends_another_kind(group: TorchGroup, num_bytes: int) -> Any:
 @pytest.mark.parametrize("num_bytes", [0, 5000])
 def test_nothing_that_arrives_is_unpickled(num_bytes: int) -> None:
     for error in get_pool(3).run(sends_another_kind, num_bytes, num_ranks=3, errors=True):
-        assert isinstance(error, TransferError) and "rank 1 sent what is not a message" in str(error)
+        assert isinstance(error, TransferError) and "rank 1 sent data that is not a message" in str(error)
 
 
 def announces_too_much(group: TorchGroup) -> Any:

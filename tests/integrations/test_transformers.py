@@ -161,5 +161,5 @@ def test_what_cannot_be_recorded_is_refused():
             cache = model(input_ids=ids, use_cache=True).past_key_values
             cache.batch_repeat_interleave(2)
             model(input_ids=torch.as_tensor([[3], [4]]), cache=cache)
-        with record(model), pytest.raises(InputError, match="an attention_mask of two axes alone"):
+        with record(model), pytest.raises(InputError, match="only be read from an attention_mask of two axes"):
             model(input_ids=ids, attention_mask=torch.ones(1, 1, 3, 3, dtype=torch.bool))

@@ -199,7 +199,7 @@ def misuse(_group, case):
 
 def test_misuse_is_refused_in_one_sentence(pool):
     wanted = {
-        "twice": "attached to this model already", "other stage": "stage must be one of", "other schedule": "the plan's schedule",
+        "twice": "already attached to this model", "other stage": "stage must be one of", "other schedule": "the plan's schedule",
         "no split": "needs split_MLP", "not a list": "got str", "layers": "routing of 1 layers was given",
         "nested": "do not nest", "experts": "there are 8", "detach": "a stage is running",
         "other R": "the plan is for redundant=1", "nothing run": "uses were not run", "after that": "an earlier stage failed",

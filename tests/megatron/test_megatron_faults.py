@@ -117,7 +117,7 @@ def ended_by_rank_1(group, case, fault):
     [
         ("loss", "ArithmeticError: the loss is not a number"),
         # Its forward has run on the replica, so the row cannot go home any more.
-        ("pull", "for the backward of micro-step 1 cannot be had on rank 1"),
+        ("pull", "for the backward of micro-step 1 are missing on rank 1"),
     ],
 )
 def test_an_exception_in_a_pass_ends_the_step_on_all_ranks(fault, cause):

@@ -78,7 +78,7 @@ def test_routers_that_differ_end_the_step_on_all_ranks_and_the_next_one_counts(p
         counted, known, wrong, again = found
         num_rows = PLAIN.layout.M * PLAIN.layout.num_layers
         assert counted == (alone[0], 0, 0, "") and known == (alone[1], num_rows, 0, "") and again == (alone[3], 0, 0, "")
-        assert "rank 1: " in wrong[3] and "have other experts than were given before the stage" in wrong[3]
+        assert "rank 1: " in wrong[3] and "differ from the experts given before the stage" in wrong[3]
         assert "the next stage counts" in wrong[3]
 
 
@@ -117,7 +117,7 @@ def test_rows_in_another_order_are_told_of_once_with_the_likely_causes(pool):
         assert len(said) == (rank == 0)
         if said:
             assert "of micro-step 0, layer 0" in said[0] and "token 1 first" in said[0]
-            assert "sequence-first" in said[0] and "padding that layers do not get" in said[0]
+            assert "sequence-first" in said[0] and "padding that layers do not receive" in said[0]
         num_rows = PLAIN.layout.M * PLAIN.layout.num_layers
         assert first["counted/first"] == num_rows and first["drift"] == 0
         assert later["counted/differs"] == num_rows and later["known_rows"] == 0
@@ -214,7 +214,7 @@ def loses_a_replica(group, case):
 def test_a_known_row_without_its_replica_ends_the_step():
     told, ended = run_processes(loses_a_replica, 2, PLAIN, timeout_s=30.0, errors=True)
     assert isinstance(ended, RankDied)
-    assert "TransferError" in told and "could not be had, and its routing was known" in told
+    assert "TransferError" in told and "is missing, and its routing was known" in told
 
 
 def swapped(group, case):

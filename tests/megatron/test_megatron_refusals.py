@@ -105,7 +105,7 @@ def test_another_interleaved_order(pool):
 
 def test_another_dispatcher_than_the_config_says(pool):
     refused(pool, Layout(), {"dispatcher": 7}, "moe_token_dispatcher_type='alltoall' and 'flex'")
-    refused(pool, Layout(), {"subclass": True}, "dispatches by OtherDispatcher; foremoe supports MoEAlltoAllTokenDispatcher and")
+    refused(pool, Layout(), {"subclass": True}, "dispatches with OtherDispatcher; foremoe supports MoEAlltoAllTokenDispatcher")
 
 
 def test_an_unknown_kind_of_experts(pool):

@@ -166,7 +166,7 @@ def test_tokens_of_any_number_and_layers_of_prediction(pool, tokens_MG, predicti
         assert calls == (3 if predicting and even else 0)
         assert len(said) == predicting
         if predicting:
-            assert ("Megatron's planner answers" in said[0]) == even and "prediction" in said[0]
+            assert ("Megatron's planner is used" in said[0]) == even and "prediction" in said[0]
 
 
 def test_routers_that_did_otherwise_drop_the_step_on_all_ranks_and_megatron_plans_the_next(pool):
@@ -174,11 +174,11 @@ def test_routers_that_did_otherwise_drop_the_step_on_all_ranks_and_megatron_plan
     for expected, found, error, _, calls, said in pool.run(one_model, [(24, 24)] * 2, False, options, num_ranks=2):
         assert "rank 1: " in error and "drop this step on all ranks" in error
         require_same(expected, found)
-        assert calls == 2 and len(said) == 1 and "routers did otherwise before" in said[0]
+        assert calls == 2 and len(said) == 1 and "routers differed from the known routing before" in said[0]
 
 
 def test_homes_and_rows_without_room_for_tables_are_refused_with_the_cure(pool):
-    for options, cure in (({"home_LE": True}, "leave home_LE out."), ({"route_bytes": 600}, "raise route_bytes.")):
+    for options, cure in (({"home_LE": True}, "omit home_LE."), ({"route_bytes": 600}, "raise route_bytes.")):
         for _, found, error, _, _, _ in pool.run(one_model, UNEVEN, False, options, num_ranks=2):
             assert found is None and error.endswith(cure)
 

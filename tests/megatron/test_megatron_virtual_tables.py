@@ -140,7 +140,7 @@ def test_a_router_that_does_otherwise_is_found_and_every_pair_still_meets_its_ex
         assert (stand_in.decoded(made.virtual_experts, made.experts_to_copy, 4) == topk_TK).all()
         return stage.rows.fault()
 
-    assert all("pairs of micro-step 0, layer 0 have other experts" in fault for fault in run_threads(other, 2))
+    assert all("pairs of micro-step 0, layer 0 differ from the experts" in fault for fault in run_threads(other, 2))
 
 
 def test_slots_that_serve_nothing_are_not_in_the_table():

@@ -28,7 +28,7 @@ RECIPES = [(trainer, recipe, options) for trainer, of in RECORD.items() for reci
 # Recipes that foremoe cannot run with, and what to write instead.
 REFUSED = {
     "examples/grpo_trainer/run_qwen3_235b_a22b_megatron.sh": "expert_tensor_parallel_size=1",
-    "scripts/low_precision/run-qwen3-30b-a3b-fp8.sh": "nothing of --fp8-format",
+    "scripts/low_precision/run-qwen3-30b-a3b-fp8.sh": "no --fp8-format",
     "examples/configs/recipes/llm/grpo-moonlight-16ba3b-4n8g-megatron-fp8-e2e.yaml": (
         "++policy.megatron_cfg.fp8_cfg.enabled=false"
     ),

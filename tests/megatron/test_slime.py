@@ -168,8 +168,8 @@ def arguments(**given):
     [
         ({"foremoe": {"redundant": -1}}, "redundant must be"),
         ({"moe_token_dispatcher_type": "allgather"}, "; write --moe-token-dispatcher-type alltoall."),
-        ({"moe_expert_capacity_factor": 1.0}, "; write nothing of --moe-expert-capacity-factor."),
-        ({"fp8": "e4m3"}, "; write nothing of --fp8-format."),
+        ({"moe_expert_capacity_factor": 1.0}, "; write no --moe-expert-capacity-factor."),
+        ({"fp8": "e4m3"}, "; write no --fp8-format."),
         (
             {"tensor_model_parallel_size": 4, "expert_tensor_parallel_size": 1, "sequence_parallel": False},
             "; write --sequence-parallel.",
@@ -179,7 +179,7 @@ def arguments(**given):
         ({"cuda_graph_impl": "local"}, "; write --cuda-graph-impl none."),
         (
             {"overlap_moe_expert_parallel_comm": True, "delay_wgrad_compute": True},
-            "; write nothing of --overlap-moe-expert-parallel-comm, nothing of --delay-wgrad-compute.",
+            "; write no --overlap-moe-expert-parallel-comm, no --delay-wgrad-compute.",
         ),
     ],
     ids=str,

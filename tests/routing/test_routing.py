@@ -246,12 +246,12 @@ def test_files_that_are_no_trace(tmp_path):
     for suffix in SUFFIXES:
         refused(f"empty{suffix}", "is empty", b"")
         refused(f"text{suffix}", "truncated or damaged", b"not a trace at all, just text")
-    refused("pickled.npz", "no zip archive", pickle.dumps([1, 2]))
+    refused("pickled.npz", "not a zip archive", pickle.dumps([1, 2]))
     np.savez(tmp_path / "objects.npz", topk_ids=np.array([None]), seq_len=np.array([1]), num_experts=2)
     refused("objects.npz", "Python objects")
     with open(tmp_path / "array.npz", "wb") as file:
         np.save(file, np.zeros(3))
-    refused("array.npz", "no zip archive")
+    refused("array.npz", "not a zip archive")
     with zipfile.ZipFile(tmp_path / "zip.npz", "w") as archive:
         archive.writestr("readme.txt", "hello")
     refused("zip.npz", "lacks the array topk_TLK or topk_ids")

@@ -141,7 +141,7 @@ FAULTS = {
         ("runtime/replay.py:ReplayedRows.__init__",),
     ),
     "routers that differ": Fault(
-        replay.ReplayedRows, "fault", returns("made to fail"), "InputError: rank R: made to fail, and went to these",
+        replay.ReplayedRows, "fault", returns("made to fail"), "InputError: rank R: made to fail, and were sent to the latter",
         ("runtime/runtime.py:Runtime.end",),
     ),
     "routers of another shape": Fault(replay.ReplayedRows, "_find", raises(InputError), "made to fail", alone=True),
@@ -154,7 +154,7 @@ FAULTS = {
     ),
     "another plan": Fault(admission, "fingerprint", returns("other"), "was given another plan than rank 0"),
     "a replica that is lacking": Fault(
-        stage.PlannedStage, "prepare", lacking, "TransferError: .*could not be had, and its routing was known", alone=True
+        stage.PlannedStage, "prepare", lacking, "TransferError: .*is missing, and its routing was known", alone=True
     ),
     "a replica that backward lacks": Fault(
         Residencies, "of", lacks_in_backward, "TransferError: .*made to fail", alone=True
@@ -177,7 +177,7 @@ FAULTS = {
         ("distributed/planning.py:_gathered",), program=shared_plan,
     ),
     "arrays of another plan": Fault(
-        planning, "_arrays_of", returns({}), "TransferError: .*rank R sent other arrays than those of its layers",
+        planning, "_arrays_of", returns({}), "TransferError: .*rank R sent arrays that do not match its layers",
         program=shared_plan,
     ),
     "a path solver that fails": Fault(
@@ -230,4 +230,4 @@ def differs(group: Group, rank: int) -> tuple[bool, bool, str]:
 def test_routers_that_differ_on_one_process_are_an_error_on_all(rank: int) -> None:
     # Another limit is another group: in the one before the runtime has reported its error.
     for published, changed, error in get_pool(RANKS).run(differs, rank, num_ranks=RANKS, timeout_s=60.0 + rank):
-        assert not published and not changed and error.startswith(f"InputError: rank {rank}: made to fail, and went to these")
+        assert not published and not changed and error.startswith(f"InputError: rank {rank}: made to fail, and were sent to")

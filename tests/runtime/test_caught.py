@@ -123,7 +123,7 @@ def test_a_gradient_that_is_not_sent_ends_the_step() -> None:
 
     errors = run_threads(run, 2, errors=True)
     assert all(isinstance(error, TransferError) for error in errors)
-    assert "did not get home" in str(errors[0])
+    assert "did not arrive over" in str(errors[0])
 
 
 # A stale host copy.

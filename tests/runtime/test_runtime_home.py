@@ -195,7 +195,7 @@ def test_wrong_arguments_end_in_one_sentence() -> None:
     with pytest.raises(InputError, match=r"\[T, H\]"):
         runtime.moe(0, x_TH, topk_TK[:2], weight_TK)
     for dtype in (torch.float32, torch.bool, torch.bfloat16):
-        with pytest.raises(InputError, match="topk must be whole numbers"):
+        with pytest.raises(InputError, match="topk must hold the experts of each token as whole numbers"):
             runtime.moe(0, x_TH, topk_TK.to(dtype), weight_TK)
     with pytest.raises(InputError, match="experts 0 to 2"):
         runtime.moe(0, x_TH, topk_TK + torch.tensor([[0], [1], [2]]), weight_TK)

@@ -47,7 +47,7 @@ def test_a_trace_keeps_the_format_s_rules(schedule):
 def test_a_simulation_of_another_plan_is_refused():
     problem = problem_of()
     static, plan = foremoe.Planner(rank=()).plan(problem)[0], foremoe.Planner().plan(problem)[0]
-    with pytest.raises(InputError, match="of another plan"):
+    with pytest.raises(InputError, match="belongs to another plan"):
         trace({"planned": (plan, simulate(problem, static))})
 
 

@@ -305,7 +305,7 @@ def test_inside_a_node_relays_form_a_tree():
 
 @pytest.mark.parametrize("relay", [-1, 1.5, "yes", None])
 def test_a_senseless_number_of_relays_is_refused(relay):
-    with pytest.raises(InputError, match="relay is how many"):
+    with pytest.raises(InputError, match="relay must be"):
         Deadline(relay=relay)
 
 

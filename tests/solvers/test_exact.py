@@ -236,5 +236,5 @@ def test_bad_options_are_refused(options):
 
 def test_seconds_are_refused():
     problem = with_objective(make_problem(random_loads(1, 4, seed=8), [0, 0], 1), "time")
-    with pytest.raises(InputError, match=r"not seconds; plan with the objective balance\.$"):
+    with pytest.raises(InputError, match=r"cannot minimise time; plan with the objective balance\.$"):
         Exact().solve(problem, problem.static())

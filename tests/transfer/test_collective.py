@@ -42,7 +42,7 @@ def mine(group, *ends):
 
 
 def test_threads_are_refused():
-    with pytest.raises(InputError, match="take local for threads"):
+    with pytest.raises(InputError, match="use local for threads"):
         run_threads(lambda group: Collective().open(0, group, NoBuffers()), 1)
 
 

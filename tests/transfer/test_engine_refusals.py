@@ -39,7 +39,7 @@ def test_misuse_ends_in_one_sentence():
     def misuse(group):
         buffers = ToyBuffers(plan, group.rank)
         engine = Engine(buffers, group=group, backends=(Local(),))
-        with pytest.raises(InputError, match="no plan is being run"):
+        with pytest.raises(InputError, match="no plan is running"):
             engine.weights(0, 0, Phase.FORWARD)
         with pytest.raises(InputError, match="moves homes"):
             engine.begin(moved)
@@ -48,7 +48,7 @@ def test_misuse_ends_in_one_sentence():
         with pytest.raises(InputError, match="the plan is for 2 ranks and the group has 3"):
             engine.begin(a_plan(ranks=2))
         engine.begin(plan)
-        with pytest.raises(InputError, match="a plan is being run"):
+        with pytest.raises(InputError, match="a plan is running"):
             engine.begin(plan)
         with pytest.raises(
             InputError, match=r"has forward of micro-step \d, layer 0 next; got forward of micro-step \d, layer 1"
@@ -78,7 +78,7 @@ def test_a_ring_too_small_for_the_plan_is_refused_on_all_ranks():
     def small(group):
         buffers = ToyBuffers(plan, group.rank, num_buffers=1 if group.rank == 2 else None)
         engine = Engine(buffers, group=group, backends=(Local(),))
-        with pytest.raises(InputError, match=r"uses \d+ slot buffers per rank and there are 1; make more"):
+        with pytest.raises(InputError, match=r"uses \d+ slot buffers per rank and there are 1; create more"):
             engine.begin(plan)
         engine.close()
 
@@ -99,7 +99,7 @@ def test_gradients_come_once_and_before_release():
         with pytest.raises(InputError, match="call it first"):
             engine.release(m, layer, Phase.BACKWARD)
         engine.gradients(m, layer)
-        with pytest.raises(InputError, match="come once"):
+        with pytest.raises(InputError, match="call gradients once"):
             engine.gradients(m, layer)
         group.barrier()
         engine.close()

@@ -52,9 +52,9 @@ def test_a_backend_given_up_for_good_is_told_once_with_its_reason(logged, others
     plan = by_peer(a_plan(ranks=RANKS, micro_steps=5, stage="recompute"))
     said, timelines = logged(plan, partial(Flaky, 1, 2), *others, num_stages=2)
     assert all(line.retired == ("Flaky",) for lines in timelines for line in lines)
-    (text,) = [text for name, text in said if name == "backends" and "given up" in text]
+    (text,) = [text for name, text in said if name == "backends" and "is retired" in text]
     assert "Flaky" in text and "rank 1: RuntimeError: the link is down" in text
-    assert text.endswith("Second brings its copies from now on." if others else "for gradients: updates run at home placement.")
+    assert text.endswith("Second sends its copies from now on." if others else "for gradients: updates run at home placement.")
     assert all(line.to_dict()["retired"] == ["Flaky"] for lines in timelines for line in lines)
 
 
@@ -66,7 +66,7 @@ def test_a_pull_that_takes_another_way_is_told_once_per_stage(logged):
     totals = [text for name, text in said if name == "timeline"]
     for text, timeline in zip(totals, timelines[1], strict=True):  # of the failing rank alone, once per stage
         told = timeline.to_dict()
-        assert told["failed_over"] and f"of {told['weight_copies']} copies of weights {told['failed_over']} came" in text
+        assert told["failed_over"] and f"of {told['weight_copies']} weight copies, {told['failed_over']} used" in text
 
 
 def test_rows_that_run_at_home_are_told_once_per_stage_with_their_number(logged):
@@ -76,7 +76,7 @@ def test_rows_that_run_at_home_are_told_once_per_stage_with_their_number(logged)
     m, layer = timeline.fell_back[0]
     (rows,) = [text for _, text in said if "at home" in text]
     assert rows.startswith(f"{len(timeline.fell_back)} rows ") and rows.endswith(f"micro-step {m}, layer {layer}.")
-    assert len([text for _, text in said if "did not come" in text]) == 1, "the rank that lacks copies says so, once"
+    assert len([text for _, text in said if "did not arrive" in text]) == 1, "the rank that lacks copies says so, once"
     assert len(timeline.fell_back) > 1
 
 

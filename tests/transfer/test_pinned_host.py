@@ -128,7 +128,7 @@ def test_a_new_version_takes_the_places_of_the_old_one():
         assert backend._store is store
         assert all(holds(pull(backend, x, 1 - group.rank), x, 1 - group.rank, 2) for x in (1, 2))
         with pytest.raises(
-            StaleWeights, match=r"expert . of layer 0 was last published with version 1, and version 2 is asked for"
+            StaleWeights, match=r"expert . of layer 0 was last published with version 1, and version 2 is requested"
         ):
             pull(backend, 0, 1 - group.rank)
         with pytest.raises(TransferError, match="expert 0 of layer 7 is not in the host store of node 0; publish it"):
@@ -165,9 +165,9 @@ def test_a_pull_that_meets_another_version_is_stale():
         view = other_view(backend)
         with pytest.raises(StaleWeights, match=r"is being overwritten \(version 3 by 4\)"):
             pull(backend, 0, 0, between=lambda: view.write({(0, 0): weights(0, 0, 4)}, 4))
-        with pytest.raises(StaleWeights, match="expert 0 of layer 0 has version 4 in the host store, and version 3 is asked for"):
+        with pytest.raises(StaleWeights, match="expert 0 of layer 0 has version 4 in the host store, and version 3 is requested"):
             pull(backend, 0, 0)
-        with pytest.raises(StaleWeights, match="version 3 is asked for"):
+        with pytest.raises(StaleWeights, match="version 3 is requested"):
             pull(backend, 0, 0, between=lambda: backend.publish([Entry(0, 0, 0, 0)], 4))
         backend.close()
 
@@ -242,7 +242,7 @@ def test_misuse_ends_in_one_sentence():
         with pytest.raises(InputError, match="names 3 ranks, and the group has 2"):
             opened(group, (0, 0, 1))
         backend, buffers = opened(group)
-        with pytest.raises(InputError, match="open already; close it first, and give every rank one of its own"):
+        with pytest.raises(InputError, match="already open; close it first, and give every rank its own instance"):
             backend.open(group.rank, group, buffers)
         with pytest.raises(InputError, match="rank 1 publishes other entries or another version than rank 0"):
             backend.publish(entries(2), 1 + group.rank)

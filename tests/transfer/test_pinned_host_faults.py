@@ -101,7 +101,7 @@ def test_a_publish_that_fails_on_one_rank_fails_on_all_and_leaves_nothing(call, 
 
     fds = open_files()
     told = run_threads(rank, 2)
-    cure = {"find": "say with node_of_rank_G which", "reserve": r"enlarge it (containers: --shm-size)", "home": "gone"}[call]
+    cure = {"find": "state with node_of_rank_G which", "reserve": r"enlarge it (containers: --shm-size)", "home": "gone"}[call]
     assert cure in told[0] == told[1]
     assert not store_files() and open_files() == fds
 

@@ -126,7 +126,7 @@ def test_settings_that_reach_no_engine_say_why(environment, said):
         [sys.executable, "-c", program], env=os.environ | environment, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    warned = [line for line in done.stderr.splitlines() if "megatron.foremoe is set and does nothing" in line]
+    warned = [line for line in done.stderr.splitlines() if "megatron.foremoe is set and has no effect" in line]
     assert len(warned) == len(said) and all(what in line for what, line in zip(said, warned, strict=True))
 
 

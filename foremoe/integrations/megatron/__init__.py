@@ -1,5 +1,5 @@
-"""foremoe inside Megatron-Core: `attach` adds physical slots to every ``MoELayer`` of a built model,
-`forward_backward` runs it with plans. Needs megatron-core.
+"""foremoe inside Megatron-Core. `attach` adds physical slots to every ``MoELayer`` of a built model, and
+`forward_backward` runs it with plans. Requires megatron-core.
 """
 
 from foremoe.base.errors import InputError

@@ -52,46 +52,44 @@ def attach(model_chunks: Any, settings: AttachSettings | None = None, **options:
         with moe.stage(work, "update"):
             losses = forward_backward_func(...)
 
-    The model does not change: no parameter is added, renamed or moved, and outside a stage every layer runs as before.
-    Collective: every rank of the job must attach, with the same settings, before or after DDP and the optimizer are made.
+    No parameter of the model is added, renamed or moved, and outside a stage every layer runs as before. Collective: every rank
+    of the job must attach, with the same settings, before or after DDP and the optimizer are created.
 
     Args:
-        model_chunks: The model, or the list of model chunks of an interleaved pipeline; may be wrapped, for example in DDP.
-        settings: Default: ``AttachSettings()``.
+        model_chunks: The model, or the list of model chunks of an interleaved pipeline. May be wrapped, for example in DDP.
+        settings: Settings of slots, planner and engine. Defaults to ``AttachSettings()``.
         options: Fields of `AttachSettings`, such as ``redundant=2``, which override `settings`.
 
     Raises:
-        InputError: On all ranks: a setting is invalid or differs between ranks, or a layout is not supported; the message names
-            the option to change.
+        InputError: A setting is invalid or differs between ranks, or a layout is not supported. Raised on all ranks.
     """
     return attach_as(model_chunks, partial(AttachSettings.of, settings, **options))
 
 
 def attach_as(model_chunks: Any, settings: Callable[[], AttachSettings], write: Write | None = None) -> Attached:
-    """`attach` for the adapters of trainers.
+    """Does the work of `attach` for the adapters of trainers.
 
     Args:
-        settings: Makes the settings; an error on one rank is raised on all.
-        write: Writes an option of Megatron as in the trainer's command, for error messages.
+        settings: Function that returns the settings. An error on one rank is raised on all.
+        write: Function that formats an option of Megatron as in the trainer's command, for error messages.
     """
     chunks = list(model_chunks) if isinstance(model_chunks, list | tuple) else [model_chunks]
     return attached_class(chunks, Attached)(chunks, settings, write)
 
 
 class Attached:
-    """The slots of the MoE layers in one rank's model chunks; made by `attach`.
+    """Slots of the MoE layers in one rank's model chunks, as returned by `attach`.
 
     Attributes:
         settings: Settings passed to `attach`.
         group: EP group of this rank.
         job: All ranks, which take or drop an optimizer step together.
-        schedule_of: Number of micro-steps, forward_only -> the `Schedule` that plans for this rank must have.
         report: `MegatronSummary` or `VirtualSummary` of the last stage, ``Watched`` with ``redundant=0``, or None.
     """
 
     def __init__(self, chunks: list[Any], settings: Callable[[], AttachSettings], write: Write | None = None) -> None:
         self.settings, self._write = AttachSettings(), write
-        with contextlib.suppress(InputError):  # the group comes first: what one rank alone refuses, the others hear through it
+        with contextlib.suppress(InputError):  # the group is created first, so that it can report an error of a single rank
             self.settings = settings()
         self.group = TorchGroup(parallel_state.get_expert_model_parallel_group(), timeout_s=self.settings.group_timeout_s)
         self.report: MegatronSummary | VirtualSummary | Watched | None = None
@@ -106,7 +104,7 @@ class Attached:
             self._attach(chunks, settings)
 
     def _attach(self, chunks: list[Any], settings: Callable[[], AttachSettings]) -> None:
-        """What comes after the group is made; collective."""
+        """Attaches after the group was created. Collective."""
         try:
             make_on_all(self.job.group, settings)
             require_same(self.job.group, self.settings.agreed())
@@ -129,10 +127,10 @@ class Attached:
             warn_of_unjudged(self._config)
 
     def _set_up(self, chunks: list[Any]) -> None:
-        """This rank's part of attaching; not collective over the EP group."""
+        """Does this rank's part of attaching. Not collective over the EP group."""
         self._config = unwrap(chunks[0]).config
         for backend in self.settings.backends or ():
-            resolve_backend(backend)  # a module may be missing on this rank alone
+            resolve_backend(backend)  # a module may be missing on this rank only
         self._places = find_layers(chunks)
         require_supported(self._config, self._places, self._write)
         self._configs = configs_of(chunks)
@@ -144,12 +142,12 @@ class Attached:
 
     @property
     def active(self) -> bool:
-        """False if there is nothing to balance: no MoE layer on this rank, or an EP group of one."""
+        """Whether there is anything to balance. False without MoE layers on this rank, or in an EP group of one rank."""
         return bool(self._layers)
 
     @property
     def num_experts(self) -> int:
-        """E, the experts of a layer."""
+        """Number of experts per layer, E."""
         return int(self._config.num_moe_experts)
 
     @property
@@ -164,26 +162,28 @@ class Attached:
     def plan(
         self, work: Work, stage: str = "update", *, home_LE: Array | None = None, num_threads: int | None = None
     ) -> Planned | None:
-        """Plans a stage without running it; None on a rank without MoE layers. Collective over all ranks of the job.
+        """Plans a stage without running it. Returns None on a rank without MoE layers. Collective over all ranks of the job.
 
         Args:
-            work: `Workload` of the EP group (this rank's layers, or all MoE layers of the model), or experts of this rank's own
-                tokens: one integer array [T, L, K] per micro-step, -1 where it is not known.
-            home_LE: Where experts compute in this stage, as returned by `homes`.
+            work: `Workload` of the EP group, for this rank's layers or for all MoE layers of the model. Or the experts of this
+                rank's own tokens, one integer array [T, L, K] per micro-step, with -1 for unknown routing.
+            stage: "update" or "recompute".
+            home_LE: Homes at which experts compute in this stage, as returned by `homes`.
+            num_threads: Number of planning threads.
 
         Raises:
-            InputError: On all ranks of the job.
+            InputError: The work does not match the model, or planning failed. Raised on all ranks.
         """
         return self.job.run(lambda: self._planning.plan(work, stage, home_LE, num_threads) if self._layers else None)
 
     def homes(self, *stages: tuple[Work, str], num_threads: int | None = None) -> Array:
-        """Plans where experts should compute in a step, int32 [L, E], with the planner's home level; collective over the job.
+        """Plans the homes at which experts compute in a step, int32 [L, E], with the planner's home level. Collective.
 
-        Megatron's parameters stay where they are. A stage with other homes exchanges weights as it begins and main gradients as
-        it ends.
+        Megatron's parameters stay where they are. A stage with other homes exchanges weights when it begins and main gradients
+        when it ends.
 
         Args:
-            stages: (work, "recompute" or "update") of the step, as in `plan`.
+            stages: Stages of the step, each given as (work, "recompute" or "update"), as in `plan`.
             num_threads: Number of planning threads, as in `plan`.
         """
         own = contiguous_homes(len(self._places), self.num_experts)
@@ -194,23 +194,23 @@ class Attached:
         self, work: Work | Planned | None, stage: str = "update", *,
         split_MLP: Array | None = None, home_LE: Array | None = None, replay: bool = True,
     ) -> Iterator[None]:  # fmt: skip
-        """Runs one stage with a plan; inside, call Megatron's forward-backward function once, as usual. Collective over the job.
+        """Runs one stage with a plan. In the block, call Megatron's forward-backward function once. Collective over the job.
 
-        Gradients of replicas are at their homes before ``config.finalize_model_grads_func`` runs (and, with
-        `overlap_grad_reduce`, before the parameter is reduced), else when the block ends.
+        Gradients of replicas reach their homes before ``config.finalize_model_grads_func`` runs and, with `overlap_grad_reduce`,
+        before the parameter is reduced. If that function does not run, they reach them at the end of the block.
 
         Args:
-            work: Routing to plan, as in `plan`; or the result of `plan`; or a `Plan`, with
-            split_MLP: Its part for this source, ``plan.rows_for(workload, rank)``.
+            work: Routing to plan, as in `plan`, or the result of `plan`, or a `Plan`.
             stage: "update", or "recompute" (forward only).
-            home_LE: Where experts compute in this stage (`homes`); default: where Megatron has them. An update requires
-                ``overlap_grad_reduce=False``: gradients must be back before they are reduced.
-            replay: Whether routers follow `work`. If False, `work` is a hint, and the report has the skew as served.
+            split_MLP: This source's part of a `Plan`, ``plan.rows_for(workload, rank)``. Required if `work` is a `Plan`.
+            home_LE: Homes at which experts compute in this stage, from `homes`. Defaults to Megatron's homes. An update with
+                other homes requires ``overlap_grad_reduce=False``, because gradients must be back before they are reduced.
+            replay: Whether routers follow `work`. If False, `work` is a hint, and the report contains the skew as served.
 
         Raises:
-            InputError: On all ranks of the job: `work` does not fit or, as the stage ends, routers chose other experts than
-                `work` says. Drop the step; the next one may run.
-            TransferError: Weights or gradients did not arrive, or a rank failed. Ranks are in different passes: end the job.
+            InputError: `work` does not match the model or, at the end of the stage, routers chose other experts. Raised on all
+                ranks of the job. Drop the step. The next one may run.
+            TransferError: Weights or gradients did not arrive, or a rank failed. Ranks are in different passes, so end the job.
         """
         if self._detached:
             raise InputError("foremoe was detached from this model; attach it again.")
@@ -225,17 +225,17 @@ class Attached:
         try:
             try:
                 self.job.run(lambda: self._begin(work, stage, split_MLP, home_LE, replay))
-            except InputError:  # on all ranks
+            except InputError:  # raised on all ranks
                 if self._stage is not None:
                     self._stage.end(partial=True)
                 self._running = False
                 raise
-            with self.job.watched():  # nobody of foremoe looks while Megatron's collectives wait
+            with self.job.watched():  # foremoe does not check for reports while Megatron's collectives wait
                 yield
                 if error := self._end():
                     raise error
         except BaseException as error:
-            if self._running:  # the others do not know of it
+            if self._running:  # the other ranks do not know of the error
                 self._broken = f"{type(error).__name__}: {error}"
                 self.job.report(self._broken)
             raise
@@ -249,11 +249,11 @@ class Attached:
             self._stage, self._moves, self._running = None, None, False
 
     def metrics(self) -> dict[str, float]:
-        """Returns the figures of the last stage on this rank for a logger; empty before the first."""
+        """Returns metrics of the last stage on this rank for a logger, or an empty dict before the first stage."""
         return {} if self.report is None else self.report.metrics()
 
     def detach(self) -> None:
-        """Restores the model as it was before `attach`. Safe to call twice."""
+        """Restores the model as it was before `attach`. May be called twice."""
         if self._running:
             raise InputError("a stage is running; end it before detach().")
         for layer in self._layers:
@@ -276,21 +276,21 @@ class Attached:
         self._engine = self._engine or Engine(self._buffers, group=self.group, settings=self.settings)
         known = self._trust.begin(planned, replay)
         self._moves = move_homes(self.group, self._buffers, plan)
-        # Optimizers write parameters through .data, which no version counter sees: every stage's weights count as new.
+        # Optimizers write parameters through .data, which version counters do not detect, so every stage's weights count as new.
         self._engine.begin(plan)
         self._stage = MegatronStage(self._engine, plan, planned.split_MLP, self._buffers.device, replay, known)
         for layer in self._layers:
             layer.enter(self._stage)
 
     def _end(self) -> InputError | None:
-        """Brings all gradients home and takes stock, once: the error of all ranks for which none may take the step, or None."""
+        """Sends all gradients home and takes stock, once. Returns the error, on all ranks, that forbids the step, or None."""
         if not self._running:
             return None
         error, self._running = self.job.agree(self._take_stock()), False
         return error
 
     def _take_stock(self) -> InputError | None:
-        """Ends the stage of this EP group and reports it; returns the error for which its ranks may not step, or None."""
+        """Ends the stage of this EP group and stores its report. Returns the error that forbids the step, or None."""
         if (stage := self._stage) is None:
             return None
         planned, timeline = self._planned, stage.end(partial=False)

@@ -1,4 +1,4 @@
-"""MegatronBuffers: homes and main gradients in Megatron-Core's memory, slots outside the model."""
+"""`MegatronBuffers`: homes and main gradients in Megatron-Core's memory, and slots outside the model."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class MegatronBuffers:
     Args:
         kinds: Kinds of the layers' experts, in the plan's order.
         rank: Rank in the EP group.
-        num_base: Base slots of a rank.
-        num_buffers: Slot buffers to make.
-        sync: Finishes parameter gathers before parameters are read.
+        num_base: Number of base slots per rank.
+        num_buffers: Number of slot buffers to allocate.
+        sync: Object that finishes parameter gathers before parameters are read.
 
     Attributes:
         home_LE: Home slot g*B + b of every expert in the current stage.
@@ -41,9 +41,9 @@ class MegatronBuffers:
         self._grads: list[Tensors] = []
 
     def prepare(self, stage: str) -> str:
-        """Says why no stage can run with the experts in their present state; empty if one can.
+        """Returns why a stage cannot run with the experts in their present state, or an empty string if it can.
 
-        Allocates the slots when weights are first present: when attaching, or in a stage if they are offloaded then.
+        Allocates the slots when weights are first present, which is in a stage if they are offloaded when attaching.
 
         Args:
             stage: "recompute", "update", or "" when attaching.
@@ -70,7 +70,7 @@ class MegatronBuffers:
         return ""
 
     def home(self, layer: int, expert: int) -> Tensors:
-        """Returns the flat weights of an expert at home on this rank; waits until data-parallel ranks have shared them."""
+        """Returns the flat weights of an expert at home on this rank, after data-parallel ranks have shared them."""
         kind, b = self.kinds[layer], self._base_slot(layer, expert)
         for param in kind.parameters(b):
             self._sync.finish(param)
@@ -87,7 +87,7 @@ class MegatronBuffers:
         return self._slots[buffer]
 
     def main_grad(self, layer: int, expert: int) -> Tensors:
-        """Returns the flat gradient sums of an expert at home on this rank: Megatron's own."""
+        """Returns Megatron's own flat gradient sums of an expert at home on this rank."""
         return self.kinds[layer].flat_main_grads(self._base_slot(layer, expert))
 
     def slot_grad(self, buffer: int) -> Tensors:
@@ -96,7 +96,7 @@ class MegatronBuffers:
 
     @property
     def num_bytes(self) -> int:
-        """Memory that the slots take on this rank."""
+        """Memory of the slots on this rank in bytes."""
         return sum(x.numel() * x.element_size() for many in (*self._slots, *self._grads) for x in many)
 
     def _base_slot(self, layer: int, expert: int) -> int:
@@ -109,9 +109,9 @@ class MegatronBuffers:
 class ParamSync:
     """Finishes parameter gathers that the distributed optimizer overlaps with the forward pass.
 
-    Megatron finishes a bucket when a module is about to use it, and then starts the next one. Reading a home ahead of its layer
-    also finishes all buckets before its own, in Megatron's order. So data-parallel ranks, whose plans differ, start them in one
-    order.
+    Megatron finishes a bucket when a module is about to use it, and then starts the next one. If a home is read before its layer
+    runs, all earlier buckets are finished as well, in Megatron's order. Data-parallel ranks, whose plans differ, therefore start
+    buckets in the same order.
     """
 
     def __init__(self, chunks: Sequence[Any]) -> None:
@@ -127,22 +127,22 @@ class ParamSync:
                     self._chains[id(group)] = list(chain)
 
     def finish(self, param: torch.nn.Parameter) -> None:
-        """Returns once the parameter holds this step's values."""
+        """Returns after the parameter holds this step's values."""
         group = self._group_of.get(param)
         if group is None or not _overlaps(group):
             return
         for earlier in self._chains[id(group)]:
-            # Once finished it stays so until gradients have been reduced.
+            # A finished bucket stays finished until gradients have been reduced.
             if not earlier.param_gather_dispatched or earlier.param_gather_handle is not None:
                 earlier.finish_param_sync()
 
     def overlaps_reduction(self, param: torch.nn.Parameter) -> bool:
-        """True if gradients are reduced over data-parallel ranks while backward runs."""
+        """Returns whether gradients are reduced over data-parallel ranks while backward runs."""
         group = self._group_of.get(param)
         return group is not None and bool(group.ddp_config.overlap_grad_reduce)
 
     def reduces_now(self, param: torch.nn.Parameter) -> bool:
-        """True if the parameter's gradient is reduced over data-parallel ranks as soon as backward has computed it."""
+        """Returns whether the parameter's gradient is reduced over data-parallel ranks as soon as backward has computed it."""
         return self.overlaps_reduction(param) and bool(self._group_of[param].is_last_microbatch)
 
 

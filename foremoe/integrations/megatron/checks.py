@@ -10,12 +10,12 @@ from foremoe.integrations.megatron.experts import ExpertKind
 
 # Letters: Y pairs, sorted by slot; H hidden size; B base slots of a rank.
 
-_PAIRS = 8  # of every base slot in the comparison
-_LARGE = 30.0  # half of them are that much larger, so that clamps and the like act
+_PAIRS = 8  # pairs of every base slot in the comparison
+_LARGE = 30.0  # factor by which half of the pairs are larger, so that clamps take effect
 
 
 def fault_of_experts(kind: ExpertKind, trains: bool) -> str:
-    """Says why replicas of a layer's experts would be wrong; empty if no reason is found.
+    """Returns why replicas of a layer's experts would be wrong, or an empty string.
 
     Args:
         trains: Whether main gradients are required.
@@ -25,7 +25,7 @@ def fault_of_experts(kind: ExpertKind, trains: bool) -> str:
     known = {id(param) for param in kind.all_parameters()}
     for name, param in kind.experts.named_parameters():
         if id(param) not in known or not param.requires_grad:
-            why = "is frozen" if id(param) in known else "is no weight of a single expert, such as an adapter's (LoRA)"
+            why = "is frozen" if id(param) in known else "does not belong to a single expert, as in an adapter (LoRA)"
             return f"{name} {why}, and replicas of such experts are not supported; train whole experts, or run without foremoe"
         grad: torch.Tensor | None = getattr(param, "main_grad", None)
         if trains and grad is None:
@@ -38,7 +38,7 @@ def fault_of_experts(kind: ExpertKind, trains: bool) -> str:
 
 
 def are_offloaded(kinds: Sequence[ExpertKind]) -> bool:
-    """True if some weights are not on the compute device: freed, on the host or not made yet."""
+    """Returns whether some weights are not on the compute device because they are freed, on the host or not created yet."""
     return any(
         not param.numel() or param.is_meta or param.is_cuda != torch.cuda.is_available() or not param.untyped_storage().nbytes()
         for kind in kinds
@@ -48,7 +48,7 @@ def are_offloaded(kinds: Sequence[ExpertKind]) -> bool:
 
 @torch.no_grad()
 def difference_of(kind: ExpertKind) -> str:
-    """Describes how replicas of the base slots' experts differ from the module on a random batch; empty up to rounding."""
+    """Returns how replicas of the base slots' experts differ from the module on a random batch, or an empty string."""
     experts, like = kind.plain(), kind.all_parameters()[0]
     num_base = experts.num_local_experts
     width = getattr(experts.config, "moe_latent_size", None) or experts.config.hidden_size
@@ -63,7 +63,7 @@ def difference_of(kind: ExpertKind) -> str:
     except Exception as error:
         return f"{type(experts).__name__} cannot run with borrowed weights ({type(error).__name__}: {error})".splitlines()[0]
     relative_Y = (ours_YH - own_YH).norm(dim=1) / own_YH.norm(dim=1).clamp(min=1e-30)
-    relative_Y = relative_Y.nan_to_num()  # weights that are not loaded yet may be anything
+    relative_Y = relative_Y.nan_to_num()  # weights that are not loaded yet may have any value
     relative = float(relative_Y.view(num_base, _PAIRS).square().mean(dim=1).sqrt().max())
     if relative <= max(torch.finfo(like.dtype).eps / 2, 1e-4):
         return ""

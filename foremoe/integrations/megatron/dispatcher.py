@@ -26,15 +26,17 @@ _GATHER = "gather_from_sequence_parallel_region"
 
 
 class OverSlots(MoETokenDispatcher):  # type: ignore[misc]
-    """Common base of dispatchers that treat the S slots of every rank as its experts.
+    """Base class of dispatchers that treat the S slots of every rank as its experts.
 
     Attributes:
-        missing: Whether this rank lacks a replica of the row; set before `dispatch_preprocess`, None if no rank need ask.
-        go_home: Called if a replica is missing on any rank; returns routing and probabilities over slots, with all pairs at home.
-        watch: Whether to keep `load_G` of every row, which a plan made from a hint does not know.
-        load_G: Pairs that every rank serves in the last dispatched row, int64, on the device; if watched.
-        launch: Called when the last exchange of a use is queued: combine in forward, that of dispatch in backward. Set before
+        missing: Whether this rank lacks a replica of the row, or None if ranks do not need to ask. Set before
             `dispatch_preprocess`.
+        go_home: Function that is called if a replica is missing on any rank. Returns routing and probabilities over slots, with
+            all pairs at home.
+        watch: Whether to record `load_G` of every row, which a plan from a hint does not contain.
+        load_G: Pairs that every rank serves in the last dispatched row, int64 on the device, if `watch` is set.
+        launch: Function that is called when the last exchange of a use is queued, which is combine in forward, and dispatch in
+            backward. Set before `dispatch_preprocess`.
     """
 
     launch: Callable[[], None]
@@ -43,7 +45,7 @@ class OverSlots(MoETokenDispatcher):  # type: ignore[misc]
         own = moe.token_dispatcher
         groups = ProcessGroupCollection()
         groups.ep, groups.expt_tp, groups.tp_ep = own.ep_group, own.tp_group, own.tp_ep_group
-        config = copy.copy(moe.config)  # dataclasses.replace would check and derive everything again
+        config = copy.copy(moe.config)  # dataclasses.replace would validate and derive all fields again
         config.num_moe_experts = own.ep_size * num_slots
         first = own.ep_group.rank() * num_slots
         indices = list(range(first, first + num_slots))
@@ -56,7 +58,7 @@ class OverSlots(MoETokenDispatcher):  # type: ignore[misc]
 
     def token_dispatch(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if hidden_states.requires_grad:
-            launch = self.launch  # of this stage
+            launch = self.launch  # the function of this stage
             hidden_states.register_hook(lambda _: launch())
         return super().token_dispatch(hidden_states, *args, **kwargs)
 
@@ -67,9 +69,9 @@ class OverSlots(MoETokenDispatcher):  # type: ignore[misc]
 
 
 class SlotDispatcher(OverSlots, MoEAlltoAllTokenDispatcher):  # type: ignore[misc]
-    """Dispatches to the S slots of every rank; after routing, a `MoELayer` does not depend on which logical experts they hold.
+    """Dispatches to the S slots of every rank. After routing, a `MoELayer` does not depend on the logical experts in slots.
 
-    In Megatron's own exchange of counts, every rank also reports whether its replicas have arrived. If one has not, all ranks
+    In Megatron's own exchange of counts, every rank also reports whether its replicas have arrived. If one is missing, all ranks
     send their tokens home before anything is dispatched.
     """
 
@@ -100,7 +102,7 @@ class SlotDispatcher(OverSlots, MoEAlltoAllTokenDispatcher):  # type: ignore[mis
 
     @contextlib.contextmanager
     def _with_flags(self) -> Iterator[None]:
-        """Within, the gather of counts carries one more number per rank."""
+        """Adds one number per rank to the gather of counts inside the block."""
         gather = getattr(token_dispatcher, _GATHER)
         num_counts = self.num_experts
 
@@ -125,11 +127,12 @@ class SlotDispatcher(OverSlots, MoEAlltoAllTokenDispatcher):  # type: ignore[mis
 class FlexSlotDispatcher(OverSlots, MoEFlexTokenDispatcher):  # type: ignore[misc]
     """Like `SlotDispatcher`, over DeepEP or HybridEP.
 
-    These exchange counts inside their kernels, without room for a flag. So a row with replicas needs an all-reduce of one number
-    before anything is dispatched, and a watched row needs one of a number per rank.
+    DeepEP and HybridEP exchange counts inside their kernels, without room for a flag. A row with replicas therefore needs an
+    all-reduce of one number before anything is dispatched, and a watched row needs an all-reduce of one number per rank.
 
     Attributes:
-        slots_of: For a known row, set before `dispatch_preprocess`: maps probabilities and routing to slots and weights [T, K].
+        slots_of: Function of a known row that maps probabilities and routing to slots and weights [T, K]. Set before
+            `dispatch_preprocess`.
     """
 
     def __init__(self, moe: MoELayer, num_slots: int) -> None:
@@ -156,10 +159,10 @@ class FlexSlotDispatcher(OverSlots, MoEFlexTokenDispatcher):  # type: ignore[mis
             self.load_G = routing_map.sum(0).view(self.ep_size, -1).sum(1)
             dist.all_reduce(self.load_G, group=self.tp_ep_group)
         manager = self._comm_manager
-        if not hasattr(manager, "token_indices"):  # HybridEP goes by the routing map
+        if not hasattr(manager, "token_indices"):  # HybridEP uses the routing map
             return super().dispatch_preprocess(hidden_states, routing_map, probs)
-        # DeepEP's manager takes the K largest probabilities. Where a routed one is 0, or a token has fewer than K experts, that
-        # could be any slot, empty ones among them.
+        # DeepEP's manager takes the K largest probabilities. If a routed one is 0, or a token has fewer than K experts, it could
+        # take any slot, including an empty one.
         hidden, probs_TK = super().dispatch_preprocess(hidden_states, routing_map, probs.masked_fill(~routing_map, -torch.inf))
         unrouted_TK = probs_TK == -torch.inf
         manager.token_indices = manager.token_indices.masked_fill(unrouted_TK, -1)
@@ -167,7 +170,7 @@ class FlexSlotDispatcher(OverSlots, MoEFlexTokenDispatcher):  # type: ignore[mis
         return hidden, manager.token_probs
 
     def _known(self, hidden_states: torch.Tensor, slot_TK: torch.Tensor, probs_TK: torch.Tensor) -> Any:
-        """As `dispatch_preprocess`, of pairs whose slots are known: no flag is exchanged, and DeepEP need not look for them."""
+        """Does the work of `dispatch_preprocess` for known slots, without exchanging a flag or searching for slots."""
         self.slots_of, manager = None, self._comm_manager
         self.hidden_shape = hidden_states.shape
         hidden = hidden_states.view(-1, self.hidden_shape[-1])
@@ -175,7 +178,7 @@ class FlexSlotDispatcher(OverSlots, MoEFlexTokenDispatcher):  # type: ignore[mis
             manager.token_indices, manager.token_probs = slot_TK, probs_TK
             return hidden, probs_TK
         num_slots = self.ep_size * self.num_local_experts
-        place_TK = slot_TK.masked_fill(slot_TK < 0, num_slots)  # a column more, for none
+        place_TK = slot_TK.masked_fill(slot_TK < 0, num_slots)  # one more column, which stands for no slot
         routing_TP = torch.zeros(len(slot_TK), num_slots + 1, dtype=torch.bool, device=slot_TK.device).scatter(1, place_TK, True)
         probs_TP = probs_TK.new_zeros(len(slot_TK), num_slots + 1).scatter(1, place_TK, probs_TK)
         manager.setup_metadata(routing_TP[:, :num_slots].contiguous(), probs_TP[:, :num_slots].contiguous())

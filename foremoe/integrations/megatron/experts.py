@@ -1,4 +1,4 @@
-"""Expert modules of Megatron-Core: where their tensors are, and how redundant slots compute with borrowed weights."""
+"""Expert modules of Megatron-Core: locations of their tensors, and computation of redundant slots with borrowed weights."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from foremoe.transfer.base import Tensors
 
 
 class ExpertKind(abc.ABC):
-    """One kind of experts module, as in `MoELayer.experts`. It keeps only parameters of weights, no views.
+    """Kind of experts module, as in `MoELayer.experts`. It stores only weight parameters, and no views of them.
 
     Attributes:
-        experts: The module.
+        experts: The experts module.
     """
 
     def __init__(self, experts: Any) -> None:
@@ -28,14 +28,14 @@ class ExpertKind(abc.ABC):
 
     @abc.abstractmethod
     def parameters(self, base_slot: int) -> list[torch.nn.Parameter]:
-        """The parameters that hold the expert of a base slot; one parameter may hold several experts."""
+        """Returns the parameters that hold the expert of a base slot. One parameter may hold several experts."""
 
     def all_parameters(self) -> list[torch.nn.Parameter]:
-        """The parameters of all base slots, each once."""
+        """Returns the parameters of all base slots without duplicates."""
         return list(dict.fromkeys(p for b in range(self.experts.num_local_experts) for p in self.parameters(b)))
 
     def views(self, base_slot: int, tensors: Sequence[torch.Tensor] | None = None) -> list[torch.Tensor]:
-        """Returns the expert's part of each of its parameters, or of `tensors` of the same shapes (their main gradients)."""
+        """Returns the expert's part of each of its parameters, or of `tensors` of the same shapes, such as main gradients."""
         return list(self.parameters(base_slot) if tensors is None else tensors)
 
     def flat_weights(self, base_slot: int) -> Tensors:
@@ -51,11 +51,11 @@ class ExpertKind(abc.ABC):
         self, weights_R: Sequence[Tensors], x_YH: torch.Tensor, probs_Y: torch.Tensor, num_R: list[int],
         sums_R: Sequence[Tensors] | None = None,
     ) -> torch.Tensor:  # fmt: skip
-        """Returns the slots' output, times the router's probabilities; differentiable in all arguments but `num_R`.
+        """Returns the slots' output, multiplied by the router's probabilities. Differentiable in all arguments but `num_R`.
 
         Args:
             weights_R: Flat tensors of every slot that has pairs.
-            sums_R: Tensors to which backward adds weight gradients, for `fused` experts; None: backward returns them.
+            sums_R: Tensors to which backward adds weight gradients, for `fused` experts. With None, backward returns them.
         """
         single, names = self.single(fused=sums_R is not None)
         outputs = []
@@ -69,22 +69,22 @@ class ExpertKind(abc.ABC):
         return torch.cat(outputs)
 
     def shapes(self) -> list[torch.Size]:
-        """Shapes of an expert's tensors."""
+        """Returns the shapes of an expert's tensors."""
         return [view.shape for view in self.views(0)]
 
     @property
     def fused(self) -> bool:
-        """True if backward adds weight gradients to `main_grad` by itself, past autograd and in the main gradient's dtype."""
+        """Whether backward adds weight gradients to `main_grad` itself, bypassing autograd, in the main gradient's dtype."""
         return False
 
     def plain(self) -> Any:
-        """The module without internal recomputation and offloading, which only Megatron's own passes can end."""
+        """Returns the module without internal recomputation and offloading, which only Megatron's own passes can finish."""
         names = ("activation_recompute", "offload_expert_fc1", "offload_moe_act", "offload_fused_group_mlp")
         return _like(self.experts, **dict.fromkeys(names, False))
 
     @abc.abstractmethod
     def single(self, fused: bool = False) -> tuple[torch.nn.Module, list[str]]:
-        """Returns Megatron's module with one expert, and its parameters' names. Made at every use, since copies become stale."""
+        """Returns Megatron's module with one expert and the names of its parameters. Created anew, since copies become stale."""
 
 
 class SequentialExperts(ExpertKind):
@@ -117,10 +117,10 @@ class GroupedExperts(ExpertKind):
 
 
 class TransformerEngineExperts(ExpertKind):
-    """`TEGroupedMLP`: parameters ``weight0``, ``bias0`` .. of two grouped linear modules, [out, in]. Never run on a GPU yet.
+    """`TEGroupedMLP`: parameters ``weight0``, ``bias0`` .. of two grouped linear modules, [out, in]. Not run on a GPU yet.
 
-    Base slots run Transformer Engine's kernels; each of the few replicas runs the same module with one matrix. If weight
-    gradients are fused, those of replicas are summed in float32 too.
+    Base slots run Transformer Engine's kernels. Each replica runs the same module with one matrix. If weight gradients are
+    fused, those of replicas are also summed in float32.
     """
 
     def parameters(self, base_slot: int) -> list[torch.nn.Parameter]:
@@ -145,7 +145,7 @@ class TransformerEngineExperts(ExpertKind):
 
 
 def _like(module: torch.nn.Module, **changes: Any) -> Any:
-    """A module that shares everything with another but what is given, and a forward of the instance (ours, in a stage)."""
+    """Returns a copy of a module that shares all attributes except `changes` and an instance's own forward (ours in a stage)."""
     like = copy.copy(module)
     like.__dict__.pop("forward", None)
     like.__dict__.update({"_parameters": dict(module._parameters)} | changes)
@@ -167,7 +167,7 @@ def kind_of(experts: Any) -> ExpertKind:
         if cls.__name__ in kinds:
             if cls.__name__ == "SequentialMLP" and getattr(experts.config, "gradient_accumulation_fusion", False):
                 raise InputError(
-                    "SequentialMLP with gradient_accumulation_fusion writes weight gradients past autograd; set "
+                    "SequentialMLP with gradient_accumulation_fusion writes weight gradients outside of autograd; set "
                     "gradient_accumulation_fusion=False, or use grouped experts."
                 )
             return kinds[cls.__name__](experts)

@@ -1,4 +1,4 @@
-"""Ends a stage on all ranks before Megatron-Core reduces gradients, when replica gradients must be home."""
+"""Ends a stage on all ranks before Megatron-Core reduces gradients, because replica gradients must be home by then."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from foremoe.base.errors import InputError
 
 
 def configs_of(chunks: Sequence[Any]) -> list[Any]:
-    """Returns every config object on which the schedules may look for `finalize_model_grads_func`."""
+    """Returns every config object in which Megatron's schedules may look for `finalize_model_grads_func`."""
     found: dict[int, Any] = {}
     for chunk in chunks:
         module = chunk
@@ -22,13 +22,13 @@ def configs_of(chunks: Sequence[Any]) -> list[Any]:
 
 
 def before_finalize(configs: Sequence[Any], end: Callable[[], InputError | None]) -> Callable[[], None]:
-    """Calls `end` before Megatron reduces gradients; the returned function restores the configs.
+    """Calls `end` before Megatron reduces gradients. Returns a function that restores the configs.
 
-    Until then the configs have no `grad_sync_func`. With it, later pipeline ranks would reduce all gradients after the last
-    backward, before `end`; without it they reduce during the last backward, as the first pipeline rank does.
+    Until then, the configs have no `grad_sync_func`. With it, later pipeline ranks would reduce all gradients after the last
+    backward, before `end`. Without it, they reduce gradients during the last backward, like the first pipeline rank.
 
     Args:
-        end: Returns the error that stops all ranks, the same on each; None if they may continue.
+        end: Function that returns the error that stops all ranks, the same on each, or None if they may continue.
     """
     own = [config.finalize_model_grads_func for config in configs]
     syncs = [getattr(config, "grad_sync_func", None) for config in configs]
@@ -39,9 +39,9 @@ def before_finalize(configs: Sequence[Any], end: Callable[[], InputError | None]
             return finalize(*args, **kwargs)
         for chunk in args[0]:
             if _reduces_in_backward(chunk):
-                chunk.finish_grad_sync()  # of what backward began, on all ranks
+                chunk.finish_grad_sync()  # finishes reductions that backward started, on all ranks
         if getattr(config, "timers", None) is not None:
-            config.timers("forward-backward").stop()  # as Megatron would; else it refuses to start it for the next step
+            config.timers("forward-backward").stop()  # as Megatron would; otherwise the timer cannot start in the next step
         raise error
 
     for config, finalize in zip(configs, own, strict=True):

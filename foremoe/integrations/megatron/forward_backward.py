@@ -1,4 +1,4 @@
-"""forward_backward: Megatron's forward-backward function, planned if routing is known before the call."""
+"""`forward_backward`: Megatron's forward-backward function with plans for calls whose routing is known in advance."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ def forward_backward(
         forward_backward_func = forward_backward(moe, routing_of)  # was: get_forward_backward_func()
         losses = forward_backward_func(forward_step_func=forward_step, data_iterator=batches, ..., forward_only=False)
 
-    A call with ``forward_only`` is a recompute stage, any other an update. A stage that an EP group cannot plan (an `InputError`)
-    runs at home on all ranks of the job, and the log gives the reason.
+    A call with ``forward_only`` is a recompute stage, and any other call is an update. If an EP group cannot plan a stage (an
+    `InputError`), the stage runs at home on all ranks of the job, and the log contains the reason.
 
     Args:
         moe: Result of `attach`, or a function that attaches to the call's `model` when it is first needed.
-        routing_of: Function of a call's arguments by name. Returns `work` for `Attached.plan`, usually the experts of this rank's
-            own tokens, one integer array [T, L, K] per micro-batch; or None, on all ranks, for a call without a plan. If it
-            reads an iterator, it must replace it.
-        function: Function to run; default: Megatron's ``get_forward_backward_func()`` at the time of the call.
-        replay: Whether routers follow the routing. If False, it is a hint.
+        routing_of: Function that receives a call's arguments by name and returns `work` for `Attached.plan`. This is usually the
+            experts of this rank's own tokens, one integer array [T, L, K] per micro-batch. It returns None, on all ranks, for a
+            call without a plan. If it reads an iterator, it must replace it.
+        function: Function to run. Defaults to Megatron's ``get_forward_backward_func()`` at the time of the call.
+        replay: Whether routers follow the routing. If False, the routing is a hint.
     """
 
     def run(**call: Any) -> Any:
@@ -53,7 +53,7 @@ def forward_backward(
         try:
             routing = routing_of(call)
         except BaseException as error:
-            if isinstance(moe, Attached):  # nothing else warns the others, who wait in planning
+            if isinstance(moe, Attached):  # otherwise the other ranks, which wait in planning, are not notified
                 moe.job.report(f"{type(error).__name__}: {error}")
             raise
         own = function or get_forward_backward_func()
@@ -73,9 +73,9 @@ def forward_backward(
 
 @contextlib.contextmanager
 def planned_or_home(moe: Attached, routing: Sequence[Any], stage: str, *, replay: bool = True) -> Iterator[bool]:
-    """Runs a stage with a plan if all EP groups can make one, else at home, without metrics; rank 0 of an EP group logs why.
+    """Runs a stage with a plan if all EP groups can plan it. Otherwise it runs at home, without metrics, and rank 0 logs why.
 
-    Collective over all ranks of the job. On a rank without MoE layers `routing` may be empty.
+    Collective over all ranks of the job. On a rank without MoE layers, `routing` may be empty.
 
     Yields:
         Whether this rank has a plan.
@@ -85,7 +85,7 @@ def planned_or_home(moe: Attached, routing: Sequence[Any], stage: str, *, replay
         try:
             stack.enter_context(moe.stage(routing, stage, replay=replay))
             planned = moe.active
-        except InputError as error:  # on all ranks of the job
+        except InputError as error:  # raised on all ranks of the job
             moe.report = None
             if moe.active and moe.group.rank == 0:
                 _logger.warning("the %s stage runs at home, without a plan: %s", stage, error)
@@ -98,11 +98,11 @@ def plan_calls_of(
     """Replaces `get_forward_backward_func` of a trainer's module.
 
     Args:
-        write: Writes an option of Megatron as in the trainer's command, for error messages.
+        write: Function that formats an option of Megatron as in the trainer's command, for error messages.
 
     Returns:
-        A function that attaches to a model, once. A trainer's adapter calls it when the model is built, so that refusals end the
-        job at its start; otherwise the first call whose routing is known attaches.
+        A function that attaches to a model, once. A trainer's adapter calls it when the model is built, so that an unsupported
+        layout ends the job at its start. Otherwise the first call whose routing is known attaches.
     """
     made: list[Attached] = []
 
@@ -122,8 +122,8 @@ def plan_calls_of(
 
 
 def on_host(layers: Sequence[torch.Tensor]) -> Array:
-    """Returns int16 [T, L, K] of one micro-batch, from an integer tensor [T, K] per MoE layer of this rank."""
+    """Returns the experts of one micro-batch, int16 [T, L, K], from an integer tensor [T, K] per MoE layer of this rank."""
     if not layers:  # a pipeline rank without MoE layers
         return np.empty((0, 0, 0), np.int16)
-    # In one copy, as small as it can be.
+    # Converted first, so that a single small copy is enough.
     return torch.stack([topk_TK.to(torch.int16) for topk_TK in layers], dim=1).cpu().numpy()

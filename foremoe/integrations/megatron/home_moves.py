@@ -1,4 +1,4 @@
-"""HomeMoves: lets experts compute elsewhere for one stage, without changing parameters, optimizer and checkpoints."""
+"""`HomeMoves`: lets experts compute at other homes for one stage, without changing parameters, optimizer or checkpoints."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ from foremoe.transfer.base import Tensors
 class HomeMoves:
     """Compute homes that differ from Megatron's, from `enter` to `leave`.
 
-    Base slots get the weights of the experts that compute there; their own weights are kept in host memory and restored after the
+    Base slots get the weights of the experts that compute there. Their own weights are kept in host memory and restored after the
     stage, so the optimizer, its shards, checkpoints and weight export see unchanged parameters. Gradients are computed in the
-    temporary order and exchanged back by `gradients_back`, before anything reduces them.
+    temporary order, and `gradients_back` exchanges them back before anything reduces them.
 
     Args:
         kinds: Kinds of the layers' experts.
-        home_LE: Home slot g*B + b of every expert in this stage; Megatron's own is expert e in slot e.
+        home_LE: Home slot g*B + b of every expert in this stage. Megatron's own home of expert e is slot e.
     """
 
     def __init__(self, group: Group, kinds: Sequence[ExpertKind], num_base: int, home_LE: Array) -> None:
         self._group, self._kinds, self._base = group, kinds, num_base
         self._moved_L = [np.flatnonzero(home_E != np.arange(len(home_E))) for home_E in home_LE]
         self._home_LE = home_LE
-        self._kept: list[tuple[torch.Tensor, torch.Tensor]] = []  # a base slot's tensor, and what it held
+        self._kept: list[tuple[torch.Tensor, torch.Tensor]] = []  # a base slot's tensor and its original content
 
     @property
     def num_moved(self) -> int:
-        """Number of experts that compute away from their own slot, over all layers and ranks."""
+        """Number of experts that do not compute in their own slot, over all layers and ranks."""
         return sum(len(moved) for moved in self._moved_L)
 
     def enter(self, trains: bool) -> None:
-        """Exchanges weights, and main gradients if the stage adds to existing ones; collective."""
+        """Exchanges weights, and main gradients if the stage adds to existing ones. Collective."""
         rank = self._group.rank
         for layer, moved_E in enumerate(self._moved_L):
             for e in moved_E.tolist():
@@ -49,16 +49,16 @@ class HomeMoves:
                 if slot // self._base == rank:
                     self._kept += [(view, _copy_aside(view)) for view in self._weights(layer, slot)]
         self._exchange(self._weights, back=False)
-        # Without training they may be offloaded.
+        # Without training, they may be offloaded.
         if trains and any(self._group.gather(self._have_gradients())):
             self._exchange(self._gradients, back=False)
 
     def gradients_back(self) -> None:
-        """Returns main gradients to their parameters; collective."""
+        """Sends main gradients back to their parameters. Collective."""
         self._exchange(self._gradients, back=True)
 
     def leave(self) -> None:
-        """Restores the weights; not collective, safe to call twice."""
+        """Restores the weights. Not collective, and may be called twice."""
         for view, held in self._kept:
             view.copy_(held)
         self._kept = []
@@ -74,7 +74,7 @@ class HomeMoves:
 
     @torch.no_grad()
     def _exchange(self, tensors_of: Callable[[int, int], Tensors], *, back: bool) -> None:
-        """Moves the tensors of moved experts from their own slots to their homes, or back; layer by layer."""
+        """Moves the tensors of moved experts layer by layer from their own slots to their homes, or back."""
         G, rank = self._group.size, self._group.rank
         for layer, moved_E in enumerate(self._moved_L):
             if not len(moved_E):
@@ -93,7 +93,7 @@ class HomeMoves:
 
 
 def move_homes(group: Group, buffers: MegatronBuffers, plan: Plan) -> HomeMoves | None:
-    """Lets experts compute where the plan says until `HomeMoves.leave`; None if Megatron has them there already. Collective."""
+    """Moves experts to the plan's homes until `HomeMoves.leave`. Returns None if these are Megatron's own homes. Collective."""
     moves = HomeMoves(group, buffers.kinds, plan.B, plan.home_LE)
     if not moves.num_moved:
         return None

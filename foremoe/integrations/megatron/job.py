@@ -1,4 +1,4 @@
-"""Job: the ranks that take an optimizer step together, and their agreement before any of them reduces a gradient."""
+"""`Job`: the ranks that take an optimizer step together, which agree before any of them reduces a gradient."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ T = TypeVar("T")
 
 
 class Job:
-    """All ranks of Megatron's program: every pipeline rank of every data-parallel copy, also those without MoE layers.
+    """All ranks of Megatron's program: every pipeline rank of every data-parallel copy, including ranks without MoE layers.
 
-    If one EP group alone dropped a step, the others would have half of a model, or sums without its part. Megatron lays its
-    groups out over all processes, so the job is the default process group. Nothing is gathered if the job is one EP group, whose
-    ranks agree already, or if EP groups have one rank, so that nothing is balanced.
+    If a single EP group dropped a step, the others would update only part of a model, or use sums without its part. Megatron's
+    groups cover all processes, so the job is the default process group. Nothing is gathered if the job is one EP group, whose
+    ranks already agree, or if EP groups have one rank, so that nothing is balanced. Creating a `Job` is collective over all
+    processes.
 
     Args:
-        ep_group: EP group of this rank; making a `Job` is collective over all processes.
+        ep_group: EP group of this rank.
 
     Attributes:
-        group: Group of all ranks; the EP group itself if nothing is gathered.
+        group: Group of all ranks, or the EP group itself if nothing is gathered.
     """
 
     def __init__(self, ep_group: TorchGroup) -> None:
@@ -33,10 +34,10 @@ class Job:
         self.group = TorchGroup(timeout_s=ep_group.timeout_s) if self._apart else ep_group
 
     def agree(self, error: InputError | None) -> InputError | None:
-        """Returns the error for this rank if any rank has one: that of its own EP group, or one that names another's; collective.
+        """Returns the error of this rank's EP group, or else one that names another EP group's error, or None. Collective.
 
         Args:
-            error: The error of all ranks of the EP group.
+            error: Error on all ranks of this rank's EP group, or None.
         """
         if not self._apart:
             return error
@@ -45,7 +46,7 @@ class Job:
         return error or (InputError(other) if other else None)
 
     def run(self, work: Callable[[], T]) -> T:
-        """Calls `work` and returns its result; an `InputError` of one EP group is raised on all ranks. Collective."""
+        """Calls `work` and returns its result. An `InputError` in one EP group is raised on all ranks. Collective."""
         error = None
         with self.reporting():
             try:
@@ -64,12 +65,12 @@ class Job:
             yield
 
     def watched(self) -> contextlib.AbstractContextManager[None]:
-        """Block that may wait in Megatron's collectives; see `foremoe.distributed.watch.Watcher`. Not collective."""
-        # What ends a stage is reported to all ranks of the job, so one watcher hears of it.
+        """Watches a block that may wait in Megatron's collectives. See `foremoe.distributed.watch.Watcher`. Not collective."""
+        # Errors that end a stage are reported to all ranks of the job, so one watcher is enough.
         return self.group.watched(self._ep_group.process_group)
 
     def report(self, message: str) -> None:
-        """Reports to all ranks that this rank ends the step; not collective, never raises."""
+        """Reports to all ranks that this rank ends the step. Not collective, and never raises."""
         for group in self._groups:
             group.report(message)
 

@@ -1,4 +1,4 @@
-"""Known rows: which rows of a stage use precomputed routes, and whether routers agreed with them."""
+"""Known rows: rows of a stage that use precomputed routes, and the check that routers agreed with them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Told:
-    """What is known of a row: int64 experts [T, K], how many of them routers should choose, holes, and the way that it goes."""
+    """Known routing of a row: int64 experts [T, K], number of them that routers should choose, holes, and route."""
 
     topk_TK: torch.Tensor
     num_wanted: int
@@ -39,16 +39,16 @@ class _Told:
 
 
 class KnownRouting:
-    """The rows of one stage whose routing is known on all ranks and matches the plan.
+    """Rows of one stage whose routing is known on all ranks and matches the plan.
 
     Args:
-        rows: Their routes.
-        num_topk: K.
-        trusted: Whether layers use the routes; if False, these are only compared with what layers route.
+        rows: Routes of the rows.
+        num_topk: Number of experts per token, K.
+        trusted: Whether layers use the routes. If False, these are only compared with the routers' choices.
 
     Attributes:
-        taken: (micro-step, layer) of rows that used their routes.
-        num_bytes: Host memory of the routes on this rank.
+        taken: Rows (micro-step, layer) that used their routes.
+        num_bytes: Host memory of the routes on this rank in bytes.
     """
 
     def __init__(self, rows: ReplayedRows | SlottedRows, num_topk: int, trusted: bool) -> None:
@@ -59,14 +59,14 @@ class KnownRouting:
     def row(
         self, micro_step: int, layer: int, routing_TE: torch.Tensor, complete: bool, home_slot_E: torch.Tensor
     ) -> KnownRow | SlottedRow | None:
-        """Returns the route of a layer; None, on all ranks, if the layer has to exchange counts.
+        """Returns the route of a layer, or None, on all ranks, if the layer must exchange counts.
 
         Args:
             home_slot_E: Home slots of the layer, int64, on the device.
 
         Raises:
-            InputError: The layer has another number of tokens.
-            TransferError: `complete` is false: a replica is missing, and a known row cannot run at home.
+            InputError: The layer has a different number of tokens.
+            TransferError: A replica is missing (`complete` is False), and a known row cannot run at home.
         """
         shape = torch.Size((len(routing_TE), self._num_topk))
         try:
@@ -85,14 +85,14 @@ class KnownRouting:
             found_TK = found_TK & (told.way.slot_TK >= 0)
         num_pairs, num_found = told_TE.sum(dtype=torch.int32), found_TK.sum(dtype=torch.int32)
         first = None
-        if not self.trusted:  # all is counted anyway
+        if not self.trusted:  # all rows exchange counts anyway
             first = (told_TE.sum(1) - found_TK.sum(1)).ne(0).to(torch.int32).argmax()
         self._rows.compare(micro_step, layer, num_pairs.clamp(min=num_wanted) - num_found, first)
         if told.way is None or not self.trusted:
             return None
         if not complete:
-            lack = f"a replica of micro-step {micro_step}, layer {layer} could not be had, and its routing was known"
-            raise TransferError(f"{lack}, so no rank asks for it; end the job, and run it with replay=False or more backends.")
+            lack = f"a replica of micro-step {micro_step}, layer {layer} is missing, and its routing was known"
+            raise TransferError(f"{lack}, so ranks cannot agree to run it at home; end the job, and use replay=False.")
         self.taken.add((micro_step, layer))
         if isinstance(told.way, Route):
             return KnownRow(topk_TK, told.way)
@@ -102,7 +102,7 @@ class KnownRouting:
         return KnownRow(topk_TK, told.way, drift - told.way.num_known)
 
     def _told(self, micro_step: int, layer: int, shape: torch.Size) -> _Told | None:
-        """What is known of a row, if it is."""
+        """Returns the known routing of a row, or None."""
         rows = self._rows
         if isinstance(rows, SlottedRows):
             slotted = rows.row(micro_step, layer, shape)
@@ -116,7 +116,7 @@ class KnownRouting:
         return None if expert_TK is None else _Told(expert_TK.long(), expert_TK.numel(), None, found[1] if found else None)
 
     def fault(self) -> str:
-        """Says where a layer routed differently; empty if none did. The host waits for the device, once."""
+        """Returns a message about the first layer that routed differently, or an empty string. The host waits for the device."""
         return self._fault or self._rows.fault()
 
     @property
@@ -132,16 +132,16 @@ _REASONS = {Lack.UNTOLD: "untold", Lack.DIFFERS: "differs", Lack.HOLES: "unknown
 class Trust:
     """Decides which stages use the routing that they are given.
 
-    The first stage of a kind with known rows exchanges counts, serves the routers' choices and only compares. If these matched on
-    all ranks, later stages use the known routing; if not, they always exchange counts. If routers differ from `work` in a few
-    tokens, this costs only speed.
+    The first stage of a kind with known rows exchanges counts, serves the routers' choices, and only compares them with the known
+    routing. If they match on all ranks, later stages use the known routing. Otherwise, later stages exchange counts. If routers
+    differ from `work` in a few tokens, this costs only speed.
 
     Args:
         places: MoE layers of this rank.
-        settings: Has the spare places of a row, and the memory limit of routes.
+        settings: Settings, with the spare places of a row and the memory limit of routes.
 
     Attributes:
-        counted: Rows of the stage that exchange counts, by reason, one of `COUNTED`.
+        counted: Number of rows of the stage that exchange counts, by reason, which is one of `COUNTED`.
     """
 
     def __init__(
@@ -151,10 +151,10 @@ class Trust:
         self.counted: dict[str, int] = {}
         self._flex = any(isinstance(place.moe.token_dispatcher, MoEFlexTokenDispatcher) for place in places)
         self._layers = {layer for layer, place in enumerate(places) if self._flex or dispatches_known(place.moe)}
-        self._holds: dict[bool, bool] = {}  # update or recompute -> what was known of its routing was true
+        self._holds: dict[bool, bool] = {}  # update (True) or recompute -> whether its known routing was correct
 
     def begin(self, planned: Planned, replay: bool) -> KnownRouting | None:
-        """Returns the known routing of a stage; None, on all ranks, if it is not used. Collective.
+        """Returns the known routing of a stage, or None, on all ranks, if it is not used. Collective.
 
         Args:
             replay: Whether routers follow the routing.
@@ -194,14 +194,14 @@ class Trust:
         )  # fmt: skip
 
     def end(self, planned: Planned, known: KnownRouting | None, fell_back: bool) -> InputError | None:
-        """Compares the routers' choices of a finished stage with the known routing; collective.
+        """Compares the routers' choices of a finished stage with the known routing. Collective.
 
         Args:
             known: Result of `begin`.
             fell_back: Whether rows ran at home because a replica was missing.
 
         Returns:
-            An error, on all ranks of the EP group, if layers of a rank used routes that differ from their routers' choices.
+            An error, on all ranks of the EP group, if a layer used a route that differs from its router's choices, or else None.
         """
         if known is None:
             return None
@@ -211,12 +211,12 @@ class Trust:
             self._holds[planned.plan.header.schedule.trains] = not fault
         if fault and not known.trusted and self._group.rank == 0:
             _logger.warning(
-                "stages like this one count and sort every row, for routers do not do as they were known to: %s. Likely causes: "
-                "rows of `work` in another order than layers have them (sequence-first: row t * batch + b is token t of sequence "
-                "b), or padding that layers do not get",
+                "stages like this one count and sort every row, because routers differ from the known routing: %s. Likely "
+                "causes: tokens of `work` are not in the order of layers (sequence-first: entry t * batch + b is token t of "
+                "sequence b), or `work` contains padding that layers do not receive",
                 fault,
             )
         if not (fault and known.trusted):
             return None
-        cure = "drop this step on all ranks, and give stage() replay=False if routers do not do as `work` says"
-        return InputError(f"{fault}, and went to these: {cure}; the next stage counts.")
+        cure = "drop this step on all ranks, and pass replay=False to stage() if routers do not follow `work`"
+        return InputError(f"{fault}, and were sent to the latter: {cure}; the next stage counts.")

@@ -1,4 +1,4 @@
-"""Dispatches rows whose routing is known before the stage, without sorting, gathering counts or reading back."""
+"""Dispatch of rows whose routing is known before the stage, without sorting, gathering counts or reading back."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from foremoe.runtime.slotted import Slotted
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KnownRow:
-    """One row's experts, int64 [T, K] on the device, and its route.
+    """Experts of one row, int64 [T, K] on the device, and its route.
 
     Attributes:
-        drift: Pairs of its unknown tokens, on the device; None without unknown tokens on any rank.
+        drift: Number of pairs of unknown tokens, on the device, or None if no rank has unknown tokens.
     """
 
     topk_TK: torch.Tensor
@@ -32,14 +32,14 @@ class KnownRow:
     drift: torch.Tensor | None = None
 
     def rows_of(self, x_TH: torch.Tensor) -> torch.Tensor:
-        """Returns a row for every pair of this source, sorted by slot; differentiable."""
+        """Returns the hidden state of every pair of this source, sorted by slot. Differentiable."""
         if isinstance(self.route, HoledRoute):
             return self.route.rows_of(x_TH)
         rows_ZH: torch.Tensor = TokensToPairs.apply(x_TH, self.route.by_slot_Z, self.route.by_token_Z, self.route.num_topk)
         return rows_ZH
 
     def probs_of(self, probs_TE: torch.Tensor, routing_TE: torch.Tensor) -> torch.Tensor:
-        """Returns the weights of these rows; differentiable."""
+        """Returns the router weights of these pairs. Differentiable."""
         if isinstance(self.route, HoledRoute):
             return (probs_TE * routing_TE).reshape(-1).index_select(0, self.route.prob_Z)
         probs_Z: torch.Tensor = Permute.apply(
@@ -48,14 +48,14 @@ class KnownRow:
         return probs_Z
 
     def tokens_of(self, rows_ZH: torch.Tensor) -> torch.Tensor:
-        """Sums over the pairs of each token; differentiable."""
+        """Returns sums over the pairs of each token. Differentiable."""
         if isinstance(self.route, HoledRoute):
             return self.route.tokens_of(rows_ZH)
         y_TH: torch.Tensor = PairsToTokens.apply(rows_ZH, self.route.by_slot_Z, self.route.by_token_Z, self.route.num_topk)
         return y_TH
 
     def served_of(self, probs_Y: torch.Tensor) -> Served:
-        """Returns the pairs that slots serve, from the weights of all pairs that arrived."""
+        """Returns the pairs that slots serve, from the weights of all received pairs."""
         if not isinstance(self.route, HoledRoute):
             return Served(self.route.num_S)
         extra_S = [all_of - planned for all_of, planned in zip(self.route.num_S, self.route.num_planned_S, strict=True)]
@@ -68,8 +68,9 @@ class Served:
     """Pairs that this rank's slots served in one row.
 
     Attributes:
-        num_S: Pairs that the plan knew.
-        extra_S: Pairs for unknown tokens, most with weight 0; `weighted_X`: which have another weight, by slot, on the device.
+        num_S: Planned pairs, by slot.
+        extra_S: Pairs of unknown tokens, by slot. Most have weight 0.
+        weighted_X: Whether each pair of unknown tokens has a weight other than 0, sorted by slot, on the device.
     """
 
     num_S: list[int]
@@ -77,7 +78,7 @@ class Served:
     weighted_X: torch.Tensor | None = None
 
     def counts(self) -> list[int]:
-        """Pairs with a weight, by slot; the host waits for the device."""
+        """Returns the number of pairs with a weight, by slot. The host waits for the device."""
         if self.weighted_X is None or self.extra_S is None:
             return self.num_S
         extra = [int(part.sum()) for part in self.weighted_X.cpu().split(self.extra_S)]
@@ -86,12 +87,12 @@ class Served:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SlottedRow:
-    """A row under the flex dispatcher.
+    """Row under the flex dispatcher.
 
     Attributes:
-        of: Its slots.
-        home_slot_E: Home slots of the layer, int64, on the device; unknown tokens go there.
-        drift: Pairs of its unknown tokens, on the device.
+        of: Slots of the row.
+        home_slot_E: Home slots of the layer, int64 on the device, to which unknown tokens go.
+        drift: Number of pairs of unknown tokens, on the device.
     """
 
     of: Slotted
@@ -99,7 +100,7 @@ class SlottedRow:
     drift: torch.Tensor
 
     def slots_of(self, probs_TE: torch.Tensor, routing_TE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the physical slots of every token, int64 [T, K], -1 for none, and their weights, 0 for none; differentiable."""
+        """Returns the physical slots of every token, int64 [T, K], and their weights, or -1 and 0 for none. Differentiable."""
         slot_TK = self.of.slot_TK.long()
         probs_TK = probs_TE.gather(1, self.of.expert_TK.long()).masked_fill(slot_TK < 0, 0.0)
         if not len(self.of.hole_I):
@@ -113,16 +114,16 @@ class SlottedRow:
 
 
 class KnownDispatcher(OverSlots, MoEAlltoAllTokenDispatcher):  # type: ignore[misc]
-    """Dispatches the rows whose routes are known, with Megatron's own messages.
+    """Dispatches rows whose routes are known, with Megatron's own messages.
 
-    Orders and sizes come with the row. So the host never waits for the device, with or without `moe_permute_fusion`, and every
-    permutation is a gather, forward and backward.
+    The row contains all orders and sizes. The host therefore never waits for the device, with or without `moe_permute_fusion`,
+    and every permutation is a gather, forward and backward.
 
-    Rows of redundant slots are sent and received as a separate tensor: experts take and return one tensor or two.
+    Pairs of redundant slots are sent and received as a separate tensor, so experts take and return one tensor or two.
 
     Attributes:
-        row: Set before `dispatch_preprocess`.
-        served: Pairs of the row that slots serve, set by `dispatch_postprocess`.
+        row: Row to dispatch. Set before `dispatch_preprocess`.
+        served: Pairs of the row that slots serve. Set by `dispatch_postprocess`.
     """
 
     def __init__(self, moe: MoELayer, num_slots: int) -> None:
@@ -155,7 +156,7 @@ class KnownDispatcher(OverSlots, MoEAlltoAllTokenDispatcher):  # type: ignore[mi
         return Join.apply(*hidden_states, *parts)
 
     def _parts(self) -> tuple[torch.Tensor, ...] | None:
-        """Where pairs of base slots arrive, and those of redundant slots; None if there are no such."""
+        """Returns the positions at which pairs of base slots and of redundant slots arrive, or None without the latter."""
         route = self._row.route
         num = sum(route.num_S[: self._num_base])
         return None if num == len(route.by_slot_Y) else route.by_slot_Y.tensor_split([num])
@@ -170,10 +171,10 @@ class KnownDispatcher(OverSlots, MoEAlltoAllTokenDispatcher):  # type: ignore[mi
         return self.row
 
     def _maybe_dtoh_and_synchronize(self, point: str, tokens_per_expert: torch.Tensor | None = None) -> torch.Tensor | None:
-        return tokens_per_expert  # sizes are on the host already
+        return tokens_per_expert  # sizes are already on the host
 
 
 def dispatches_known(moe: MoELayer) -> bool:
-    """True for the all-to-all dispatcher without shared experts that run between its messages."""
+    """Returns True for the all-to-all dispatcher, unless shared experts run between its messages."""
     own = moe.token_dispatcher
     return type(own) is MoEAlltoAllTokenDispatcher and own.shared_experts is None

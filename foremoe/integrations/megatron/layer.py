@@ -1,4 +1,4 @@
-"""SlotLayer: physical slots around one unmodified `MoELayer`."""
+"""`SlotLayer`: physical slots around one unmodified `MoELayer`."""
 
 from __future__ import annotations
 
@@ -27,16 +27,20 @@ _Rows = torch.Tensor | tuple[torch.Tensor, torch.Tensor]  # of all slots, or of 
 
 
 class SlotLayer:
-    """One MoE layer that follows a plan between `enter` and `leave`.
+    """MoE layer that follows a plan between `enter` and `leave`.
 
-    In between, three parts of the instance are replaced: the dispatcher, by one over slots; `preprocess`, which maps experts to
-    slots; and the forward of the experts, which runs Megatron's own on the base slots and `Replicas` on the others. Everything
-    else, including the parameters, is Megatron's.
+    In between, three parts of the instance are replaced:
+
+    * The dispatcher dispatches to slots.
+    * `preprocess` maps experts to slots.
+    * The forward of the experts runs Megatron's own on the base slots and `Replicas` on the others.
+
+    Everything else, including the parameters, is Megatron's.
 
     Args:
         index: Number of the layer in the plan.
-        num_base: Base slots of a rank.
-        num_slots: Slots of a rank.
+        num_base: Number of base slots per rank.
+        num_slots: Number of slots per rank.
     """
 
     def __init__(self, place: Place, index: int, kind: ExpertKind, num_base: int, num_slots: int, sync: ParamSync) -> None:
@@ -56,7 +60,7 @@ class SlotLayer:
         self.moe.experts.forward = self._compute
 
     def leave(self) -> None:
-        """Restores the layer; safe to call twice."""
+        """Restores the layer. May be called twice."""
         self._stage = None
         self.moe.token_dispatcher = self._home_dispatcher
         self.moe.__dict__.pop("preprocess", None)
@@ -64,7 +68,7 @@ class SlotLayer:
 
     def _preprocess(self, hidden_states: torch.Tensor, probs: torch.Tensor, routing_map: torch.Tensor) -> Any:
         stage, layer = self._running(), self.index
-        # Inside a backward pass only activation recomputation runs the layer forward.
+        # Inside a backward pass, only activation recomputation runs the layer forward.
         m, phase = stage.use(layer, in_backward=torch._C._current_graph_task_id() != -1)
         self._now = m, phase
         complete = stage.prepare(m, layer, phase)
@@ -82,7 +86,7 @@ class SlotLayer:
             self.moe.token_dispatcher = self._known_dispatcher
             return type(self.moe).preprocess(self.moe, hidden_states, probs, routing_map)
         self.moe.token_dispatcher = self._slot_dispatcher
-        at_home = (m, layer) in stage.fell_back  # a re-forward follows its forward
+        at_home = (m, layer) in stage.fell_back  # recomputation follows the forward pass
         dispatcher = self._slot_dispatcher
         dispatcher.launch = stage.launch
         dispatcher.missing = not complete if phase == Phase.FORWARD and stage.has_replicas(m, layer) else None
@@ -103,7 +107,7 @@ class SlotLayer:
         return type(self.moe).preprocess(self.moe, hidden_states, probs_TP, routing_TP)
 
     def _compute(self, x_YH: _Rows, num_S: torch.Tensor, probs_Y: _Rows) -> tuple[_Rows, None]:
-        """The experts of this rank's slots: base slots by Megatron's own module, then the redundant ones."""
+        """Computes the experts of this rank's slots, base slots with Megatron's own module, and then redundant slots."""
         stage, layer, (m, phase) = self._running(), self.index, self._now
         experts, base = self.moe.experts, self.num_base
         counts = num_S.tolist()
@@ -121,7 +125,7 @@ class SlotLayer:
         base_y, _ = type(experts).forward(experts, base_x, num_S[:base], base_probs)
         row = Row(stage, self.kind, m, layer, phase, counts[base:], self._reduced_next)
         outputs = Replicas.apply(base_y, replica_x, replica_probs, self._anchor, row, torch.is_grad_enabled())
-        if phase != Phase.BACKWARD:  # a re-forward of this layer alone keeps its weights until backward
+        if phase != Phase.BACKWARD:  # recomputation of this layer alone keeps its weights until backward
             stage.release(m, layer, phase)
         if not isinstance(x_YH, torch.Tensor):
             return outputs, None
@@ -129,7 +133,7 @@ class SlotLayer:
 
     @property
     def overlaps_reduction(self) -> bool:
-        """True if the layer's gradients are reduced over data-parallel ranks while backward runs."""
+        """Whether the layer's gradients are reduced over data-parallel ranks while backward runs."""
         return any(self._sync.overlaps_reduction(param) for param in self._params)
 
     def _reduced_next(self) -> bool:
@@ -143,7 +147,7 @@ class SlotLayer:
 def slots_around(
     chunks: Sequence[Any], places: Sequence[Place], home_LE: Array, settings: AttachSettings, group: Group
 ) -> tuple[MegatronBuffers, list[SlotLayer]]:
-    """Returns buffers and layers for the MoE layers of this rank; not collective over the EP group.
+    """Returns buffers and layers for the MoE layers of this rank. Not collective over the EP group.
 
     Raises:
         InputError: Replicas of these experts would not compute the same as Megatron.

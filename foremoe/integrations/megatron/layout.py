@@ -30,12 +30,12 @@ from foremoe.transfer.backends import resolve_backend
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Place:
-    """One MoE layer of this rank.
+    """Location of an MoE layer of this rank.
 
     Attributes:
         number: Number of the transformer layer in the whole model, from 0.
-        chunk: Number of the model chunk that holds it on this rank.
-        index: Number of its transformer layer in that chunk.
+        chunk: Number of the model chunk on this rank.
+        index: Number of the transformer layer in that chunk.
     """
 
     moe: MoELayer
@@ -47,7 +47,7 @@ class Place:
 def find_layers(chunks: Sequence[Any]) -> list[Place]:
     """Returns the MoE layers of this rank in the order in which they run, chunk by chunk.
 
-    Layers of multi-token prediction, whose routing rollout does not record, are left out.
+    Layers of multi-token prediction are left out, because rollout does not record their routing.
     """
     places = []
     for c, chunk in enumerate(chunks):
@@ -65,19 +65,19 @@ def find_layers(chunks: Sequence[Any]) -> list[Place]:
 
 
 def num_predicting(chunks: Sequence[Any]) -> int:
-    """Number of this rank's MoE layers that belong to multi-token prediction."""
+    """Returns the number of this rank's MoE layers that belong to multi-token prediction."""
     return sum(isinstance(module, MoELayer) for chunk in chunks for module in _predicting(chunk))
 
 
 def predicting_routers(chunks: Any, name: str) -> set[int]:
-    """Returns ids of what routers of multi-token prediction hold under a name, such as their replay; plans exclude them."""
+    """Returns ids of the objects that routers of multi-token prediction hold under a name, such as their replay."""
     chunks = chunks if isinstance(chunks, list | tuple) else [chunks]
     found = [getattr(module, name, None) for chunk in chunks for module in _predicting(chunk)]
     return {id(each) for each in found if each is not None}
 
 
 def _predicting(chunk: Any) -> Iterator[Any]:
-    """Modules of a chunk's multi-token prediction."""
+    """Yields modules of a chunk's multi-token prediction."""
     part = getattr(unwrap(chunk), "mtp", None)
     return iter(()) if part is None else part.modules()
 
@@ -100,10 +100,10 @@ def require_supported(config: Any, places: Sequence[Place], write: Write | None 
     """Raises an error that names the option to change if a layout is not supported.
 
     Args:
-        write: Writes an option as in the trainer's command, if there is one.
+        write: Function that formats an option as in the trainer's command, if there is one.
 
     Raises:
-        InputError: One sentence.
+        InputError: The layout is not supported.
     """
     parallel = Parallel(
         tp=parallel_state.get_tensor_model_parallel_world_size(), etp=parallel_state.get_expert_tensor_parallel_world_size(),
@@ -115,13 +115,13 @@ def require_supported(config: Any, places: Sequence[Place], write: Write | None 
         raise refusal.error(write)
     for place in places:
         if "_foremoe" in place.moe.__dict__:
-            raise InputError("foremoe is attached to this model already; call detach() on what the first attach returned.")
+            raise InputError("foremoe is already attached to this model; call detach() on the result of the first attach.")
         own = type(place.moe.token_dispatcher)
-        if own not in DISPATCHERS:  # a subclass may do what ours, derived from Megatron's, would leave out
+        if own not in DISPATCHERS:  # ours derive from Megatron's and would not do what a subclass adds
             supported = " and ".join(cls.__name__ for cls in DISPATCHERS)
             raise InputError(
-                f"layer {place.number} dispatches by {own.__name__}; foremoe supports {supported}, which "
-                "moe_token_dispatcher_type='alltoall' and 'flex' make."
+                f"layer {place.number} dispatches with {own.__name__}; foremoe supports {supported}, which "
+                "moe_token_dispatcher_type='alltoall' and 'flex' select."
             )
 
 
@@ -163,9 +163,9 @@ def model_of(config: Any, weight_bytes: float) -> Model:
 
 
 def cluster_of(group: Group, settings: AttachSettings, config: Any) -> Cluster:
-    """Returns the EP group's cluster: as given, or the figures of 8xh100 with the ranks' real hosts as nodes; collective.
+    """Returns the EP group's cluster: as given, or the figures of 8xh100 with the ranks' real hosts as nodes. Collective.
 
-    Its dispatch is that of the model's dispatcher, and it has host stores only if one of the backends has them.
+    Its dispatch follows the model's dispatcher, and it has host stores only if one of the backends has them.
     """
     dispatch = "node" if config.moe_token_dispatcher_type == "flex" else "pairs"
     cluster = dataclasses.replace(_given_or_found(group, settings.cluster), dispatch=dispatch)
@@ -185,5 +185,5 @@ def _given_or_found(group: Group, cluster: Cluster | None) -> Cluster:
 
 
 def contiguous_homes(num_layers: int, num_experts: int) -> Array:
-    """int32 [L, E]: Megatron's homes, expert e on rank e // (E/G)."""
+    """Returns Megatron's homes, int32 [L, E], with expert e on rank e // (E/G)."""
     return np.tile(np.arange(num_experts, dtype=np.int32), (num_layers, 1))

@@ -1,4 +1,4 @@
-"""Warns when attaching about options of Megatron-Core that are neither tested nor refused."""
+"""Warnings when attaching about options of Megatron-Core that are neither tested nor refused."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from foremoe.integrations.once import warn_once
 _logger = logging.getLogger(__name__)
 
 WORDS = "moe|expert|activation|linear|bias|glu|ffn|gemm|fp8|fp4|quant|lora|kitchen|wgrad|fuser|accumulation|gtp"
-"""What is in the names of options that may touch experts."""
+"""Pattern in the names of options that may affect experts."""
 
-# Equal, refused, or no part of the mathematics of experts, in megatron-core 0.16.1, 0.17.1, 0.18.2 and 0.19.2.
+# Options that give equal results, are refused, or do not affect experts, in megatron-core 0.16.1, 0.17.1, 0.18.2 and 0.19.2.
 _TABLE = """
 _cpu_offloading_context activation_func activation_func_clamp_value activation_func_fp8_input_store
 activation_offload_fraction add_bias_linear add_qkv_bias bf16 bias_activation_fusion bias_dropout_fusion cpu_offloading
@@ -59,7 +59,7 @@ def unjudged(config: Any, names: frozenset[str] | None = None) -> dict[str, Any]
 
     Args:
         config: Megatron's `TransformerConfig`.
-        names: Options that are known to work or to be refused; default: `JUDGED`.
+        names: Options that are known to work or to be refused. Defaults to `JUDGED`.
     """
     names, found = JUDGED if names is None else names, {}
     for field in dataclasses.fields(TransformerConfig):
@@ -73,12 +73,12 @@ def unjudged(config: Any, names: frozenset[str] | None = None) -> dict[str, Any]
 
 
 def warn_of_unjudged(config: Any) -> None:
-    """Logs one warning if there are such options."""
+    """Logs a warning if the config has options that `unjudged` returns."""
     found = unjudged(config)
     if found:
         shown = ", ".join(f"{name}={value!r}" for name, value in found.items())
         warn_once(
             _logger,
-            f"nobody has tried foremoe with {shown} of megatron-core {megatron.core.__version__}; compare a step with foremoe "
-            "and without, or leave these at their defaults.",
+            f"foremoe is not tested with {shown} of megatron-core {megatron.core.__version__}; compare a step with and "
+            "without foremoe, or leave these options at their defaults.",
         )

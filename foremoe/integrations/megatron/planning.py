@@ -1,4 +1,4 @@
-"""Planning: makes a plan for this rank's layers from the routing that a stage is given."""
+"""`Planning`: plans this rank's layers from the routing of a stage."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ Work = Plan | Workload | Sequence[Any]
 
 
 def layers_of_all(group: Group, places: Sequence[Place], num_predicting: int) -> tuple[list[int], tuple[int, int]]:
-    """Returns `numbers` and `predicting` of `Planning`; collective over the job. A hybrid model's config lacks the numbers.
+    """Returns `numbers` and `predicting` of `Planning`. Collective over the job. A hybrid model's config lacks the numbers.
 
     Args:
-        num_predicting: MoE layers of multi-token prediction on this rank.
+        num_predicting: Number of MoE layers of multi-token prediction on this rank.
     """
     answers = group.gather(([place.number for place in places], num_predicting))
     numbers = sorted({number for mine, _ in answers for number in mine})
@@ -50,10 +50,10 @@ class Planning:
         group: EP group.
         config: Megatron's `TransformerConfig`.
         places: MoE layers of this rank.
-        numbers: Numbers of the whole model's MoE layers, as its pipeline ranks have found them.
-        predicting: Unplanned MoE layers of multi-token prediction: of this rank, and of all.
+        numbers: Numbers of the whole model's MoE layers, as found by its pipeline ranks.
+        predicting: Numbers of MoE layers of multi-token prediction on this rank and on all ranks, which are not planned.
         home_LE: Megatron's own homes, int32 [L, E].
-        weight_bytes: Bytes of one weight.
+        weight_bytes: Size of one weight in bytes.
         device: Device for messages.
     """
 
@@ -68,7 +68,7 @@ class Planning:
     device: torch.device
 
     def plan(self, work: Work, stage: str, home_LE: Array | None, num_threads: int | None) -> Planned:
-        """See `Attached.plan`."""
+        """Plans a stage. See `Attached.plan`."""
         homes = self.home_LE if home_LE is None else home_LE
         ((task, load_MLE, tokens_M),) = self.agree([(work, stage)], homes, num_threads)
         planned = plan_together(
@@ -78,7 +78,7 @@ class Planning:
         return dataclasses.replace(planned, routing=self._routing(work))
 
     def plan_of(self, work: Work | Planned, stage: str, split_MLP: Array | None, home_LE: Array | None) -> Planned:
-        """Returns the plan of a stage, from any input of `Attached.stage`."""
+        """Returns the plan of a stage from any input of `Attached.stage`."""
         if isinstance(work, Planned):
             return work
         if isinstance(work, Plan):
@@ -87,20 +87,20 @@ class Planning:
         return self.plan(work, stage, home_LE, None)
 
     def require_fit(self, planned: Planned, stage: str, overlaps_reduction: bool, unprepared: str) -> None:
-        """Raises the first objection that any rank of the EP group has to a stage; collective.
+        """Raises an error on all ranks if any rank of the EP group cannot run a stage. Collective.
 
         Args:
             planned: Plan to run.
             stage: "recompute" or "update".
             overlaps_reduction: Whether gradients are reduced over data-parallel ranks during backward.
-            unprepared: Why this rank's experts cannot run; empty if they can.
+            unprepared: Reason why this rank's experts cannot run, or an empty string.
 
         Raises:
-            InputError: On all of them.
+            InputError: A rank cannot run the stage. Raised on all ranks of the EP group.
         """
         fault = self.fault_of(planned.plan, stage, overlaps_reduction) or unprepared
         if not np.size(planned.split_MLP):
-            fault = "a Plan needs split_MLP=plan.rows_for(workload, rank), what it gives to this rank's tokens."
+            fault = "a Plan needs split_MLP=plan.rows_for(workload, rank), its split of this rank's tokens."
         fault = first_fault(self.group.gather(fault))
         if fault:
             raise InputError(fault)
@@ -108,7 +108,7 @@ class Planning:
             agree_on_split(self.group, planned.plan, planned.split_MLP, planned.plan.home_LE, self.device)
 
     def fault_of(self, plan: Plan, stage: str, overlaps_reduction: bool) -> str:
-        """Says why this rank cannot run a plan; empty if it can.
+        """Returns why this rank cannot run a plan, or an empty string if it can.
 
         Args:
             plan: Plan to run.
@@ -119,9 +119,7 @@ class Planning:
         wanted = schedule_of(self.config, self.places, plan.M, forward_only=stage == "recompute")
         if plan.home_LE.shape != self.home_LE.shape or self.group.size != plan.G:
             (L, E), G = self.home_LE.shape, self.group.size
-            return (
-                f"the plan has {plan.L} layers, {plan.E} experts and {plan.G} ranks; here are {L}, {E} and {G}. Plan for these."
-            )
+            return f"the plan has {plan.L} layers, {plan.E} experts and {plan.G} ranks; this model has {L}, {E} and {G}."
         if not head.schedule.same_as(wanted):
             return (
                 f"the plan's schedule ({head.schedule.M} micro-steps, {len(head.schedule.phase_X)} passes) is not the one in "
@@ -136,12 +134,12 @@ class Planning:
         if moved and stage == "update" and overlaps_reduction:
             return (
                 "experts cannot compute away from home with overlap_grad_reduce, which reduces gradients before they are back; "
-                "set overlap_grad_reduce=False, or leave home_LE out."
+                "set overlap_grad_reduce=False, or omit home_LE."
             )
         return ""
 
     def homes(self, stages: Sequence[tuple[Work, str]], num_threads: int | None) -> Array:
-        """See `Attached.homes`."""
+        """Plans homes. See `Attached.homes`."""
         tasks, loads, tokens = zip(*self.agree(stages, self.home_LE, num_threads), strict=True)
         return homes_together(
             self.group, self.settings.planner, tasks, loads, tokens, device=self.device, num_threads=num_threads
@@ -160,7 +158,7 @@ class Planning:
     def agree(
         self, stages: Sequence[tuple[Work, str]], home_LE: Array, num_threads: int | None = None
     ) -> list[tuple[PlanningTask, Array, Array]]:
-        """Returns each stage's task and this source's counts, or raises one error on all ranks."""
+        """Returns each stage's task and this source's counts, or raises the same error on all ranks."""
         fault, found = "", []
         with reporting(self.group):
             try:
@@ -175,7 +173,7 @@ class Planning:
         return found
 
     def _counts(self, work: Any, num_threads: int | None) -> tuple[Array, Array]:
-        """int32 [M, L, E] pairs and int64 [M] tokens of this source."""
+        """Returns the pairs, int32 [M, L, E], and tokens, int64 [M], of this source."""
         rank, num_ranks, num_experts = self.group.rank, self.group.size, int(self.config.num_moe_experts)
         if isinstance(work, Workload):
             if work.load_MLGE.shape[2:] != (num_ranks, num_experts):
@@ -192,7 +190,7 @@ class Planning:
         return load_MLE[:, self._local(load_MLE.shape[1])], np.array([len(topk_TLK) for topk_TLK in work], np.int64)
 
     def _routing(self, work: Any) -> dict[tuple[int, int], Array]:
-        """(micro-step, layer) -> experts [T, K] of this source's tokens; empty for counts."""
+        """Returns a mapping from (micro-step, layer) to experts [T, K] of this source's tokens, which is empty for counts."""
         if isinstance(work, Workload):
             return {}
         micro_steps = [np.asarray(topk_TLK) for topk_TLK in work]
@@ -200,10 +198,10 @@ class Planning:
         return {(m, i): topk_TLK[:, layer] for m, topk_TLK in enumerate(micro_steps) for i, layer in enumerate(layers)}
 
     def _local(self, num_layers: int) -> list[int]:
-        """Which of the layers that were given are this rank's."""
+        """Returns the positions of this rank's layers among the given layers."""
         mine, numbers = [place.number for place in self.places], list(self.numbers)
         here, everywhere = self.predicting
-        # What is given for, and which of it are mine; layers of prediction come last.
+        # (description of the given layers, their number, positions of this rank's layers); layers of prediction come last.
         forms = [
             ("this rank's MoE layers", len(mine), list(range(len(mine)))),
             ("the model's MoE layers", len(numbers), [numbers.index(number) for number in mine]),
@@ -220,7 +218,7 @@ class Planning:
                 warn_once(
                     _logger,
                     f"routing of {num_layers} layers is taken for that of {fits[0][0]}; it could be that of {other}. Give "
-                    "this rank's MoE layers alone, whose numbers are attached.moe_layers.",
+                    "only this rank's MoE layers, whose numbers are attached.moe_layers.",
                 )
             return fits[0][1]
         raise InputError(

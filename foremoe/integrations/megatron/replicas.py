@@ -1,4 +1,4 @@
-"""Replicas: forward and backward of a rank's redundant slots in one layer; base slots are Megatron's own."""
+"""`Replicas`: forward and backward of a rank's redundant slots in one layer. Megatron computes the base slots."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Row:
-    """One layer of one micro-step on this rank, with what backward needs to find its weights again.
+    """One layer of one micro-step on this rank, with all information that backward needs to find the weights again.
 
     Attributes:
-        num_R: Pairs of every redundant slot; these are contiguous.
+        num_R: Number of pairs of every redundant slot, which are contiguous.
         settle: Whether gradients must be home after backward of this row, because they are reduced next.
     """
 
@@ -38,12 +38,12 @@ class Row:
     settle: Callable[[], bool]
 
     def weights(self, phase: Phase) -> list[Tensors]:
-        """Returns the tensors of the redundant slots; slots without pairs may hold anything, or nothing."""
+        """Returns the tensors of the redundant slots. Those of slots without pairs are arbitrary or missing."""
         found = self.stage.weights(self.micro_step, self.layer, phase).weights_S
         return self._filled(found[len(found) - len(self.num_R) :])
 
     def gradients(self) -> list[Tensors]:
-        """Returns the tensors in which gradients of the redundant slots are summed."""
+        """Returns the tensors that accumulate gradients of the redundant slots."""
         grads_S = self.stage.weights(self.micro_step, self.layer, Phase.BACKWARD).grads_S
         assert grads_S is not None
         return self._filled(grads_S[len(grads_S) - len(self.num_R) :])
@@ -61,10 +61,10 @@ class Row:
 class Replicas(torch.autograd.Function):
     """Combines the given outputs of base slots with those of redundant slots.
 
-    Forward keeps the replicas' graph as any module does, except for their weights: a slot may hold another expert before
-    backward, so the graph keeps (slot, place) and backward looks the weights up again. Replicas run backward before the base
-    slots, whose output is an input here. So the replicas' gradients can be home (`Row.settle`) before autograd adds the base
-    slots' own to the same parameters; otherwise they are sent after the layer's last exchange.
+    Forward keeps the replicas' autograd graph, except for their weights. A slot may hold another expert by the time of backward,
+    so the graph stores (slot, index) and backward looks the weights up again. Replicas run backward before the base slots, whose
+    output is an input here. The replicas' gradients can therefore be home (`Row.settle`) before autograd adds those of the base
+    slots to the same parameters. Otherwise they are sent after the layer's last exchange.
     """
 
     @staticmethod
@@ -72,7 +72,7 @@ class Replicas(torch.autograd.Function):
         ctx: Any, base_YH: torch.Tensor, x_YH: torch.Tensor, probs_Y: torch.Tensor, anchor: torch.Tensor, row: Row, wanted: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
         ctx.row, ctx.inner, output_YH = row, None, base_YH.new_empty(0, *base_YH.shape[1:])
-        # Views of one tensor may be saved by autograd; a copy stays what it is.
+        # autograd may save views of one tensor, so a copy is used, which does not change.
         if sum(row.num_R):
             weights_R = row.weights(row.phase)
             keys = _Keys(weights_R)
@@ -80,7 +80,7 @@ class Replicas(torch.autograd.Function):
             probs = probs_Y.detach().requires_grad_(wanted)
             leaves_R = [[w.detach().requires_grad_(wanted) for w in weights] for weights in weights_R]
             hooks = torch.autograd.graph.saved_tensors_hooks(keys.pack, lambda saved: _unpack(saved, row))
-            # Which buffers hold the gradients is known in backward; these are pointed there then.
+            # The buffers of the gradients are known only in backward, which sets these tensors then.
             sums_R = [[w.new_empty(0, dtype=torch.float32) for w in weights] for weights in weights_R]
             sums_R = sums_R if wanted and row.kind.fused else []
             with torch.set_grad_enabled(wanted), hooks:
@@ -95,7 +95,7 @@ class Replicas(torch.autograd.Function):
     def backward(ctx: Any, grad_base_YH: torch.Tensor, grad_YH: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         row: Row = ctx.row
         stage = row.stage
-        stage.weights(row.micro_step, row.layer, Phase.BACKWARD)  # also where this rank has no replica: all keep step
+        stage.weights(row.micro_step, row.layer, Phase.BACKWARD)  # also without replicas here, to stay in step
         grad_x = grad_probs = None
         if ctx.inner is not None:
             y, x, probs, leaves_R, sums_R = ctx.inner
@@ -118,7 +118,7 @@ class Replicas(torch.autograd.Function):
 
 @dataclass(frozen=True, slots=True)
 class _Saved:
-    """Instead of a slot's weights, or a view of them: where they lie."""
+    """Location of a slot's weights or of a view of them, saved instead of the tensor."""
 
     slot: int
     tensor: int
@@ -128,7 +128,7 @@ class _Saved:
 
 
 class _Keys:
-    """Knows the weights of a row's redundant slots by their memory."""
+    """Identifies the weights of a row's redundant slots by their memory."""
 
     def __init__(self, weights_R: Sequence[Tensors]) -> None:
         self._known = [

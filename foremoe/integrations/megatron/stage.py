@@ -1,4 +1,4 @@
-"""MegatronStage: answers the layers' questions during one stage."""
+"""`MegatronStage`: gives the layers their routing and weights during one stage."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 
 
 class MegatronStage(PlannedStage):
-    """A planned stage, for Megatron's routing, which is a boolean per token and expert.
+    """Planned stage for Megatron's routing, which is a boolean per token and expert.
 
     Args:
-        engine: Has begun `plan`.
+        engine: Engine that has begun `plan`.
         split_MLP: The plan's part for this source.
-        device: Device of routing.
-        replay: Whether routers follow the plan's routing; if False, it is a hint, and the pairs that ranks serve are recorded.
-        known: Known routing, token by token.
+        device: Device of the routing.
+        replay: Whether routers follow the plan's routing. If False, it is a hint, and the pairs that ranks serve are recorded.
+        known: Known routing of each token.
 
     Attributes:
-        load: (micro-step, layer) -> pairs that every rank served, if recorded.
-        known_served: (micro-step, layer) -> pairs that slots of this rank served in rows with known routes.
+        load: Mapping from (micro-step, layer) to the pairs that every rank served, if recorded.
+        known_served: Mapping from (micro-step, layer) to the pairs that slots of this rank served in rows with known routes.
     """
 
     def __init__(
@@ -49,13 +49,13 @@ class MegatronStage(PlannedStage):
         return DenseIntervals.of(split_MLP, expert_MLP, self._home_slot_LE)
 
     def known_row(self, micro_step: int, layer: int, routing_TE: torch.Tensor, complete: bool) -> KnownRow | SlottedRow | None:
-        """Returns the route of a known row; `complete` says whether its replicas have arrived. See `KnownRouting.row`."""
+        """Returns the route of a known row. `complete` is True if its replicas have arrived. See `KnownRouting.row`."""
         if self.known is None:
             return None
         return self.known.row(micro_step, layer, routing_TE, complete, self._home_slot_LE[layer])
 
     def route(self, micro_step: int, layer: int, routing_TE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the plan's routing over slots, and the number of unplanned pairs."""
+        """Returns the plan's routing over slots and the number of unplanned pairs."""
         return remap_dense_planned(routing_TE, self._planned_ML.row(micro_step, layer))
 
     def route_home(self, layer: int, routing_TE: torch.Tensor) -> torch.Tensor:
@@ -64,12 +64,12 @@ class MegatronStage(PlannedStage):
         return routing_TP.index_copy(1, self._home_slot_LE[layer], routing_TE)
 
     def spread(self, micro_step: int, layer: int, probs_TE: torch.Tensor, routing_TP: torch.Tensor) -> torch.Tensor:
-        """Returns probabilities over slots; differentiable."""
+        """Returns probabilities over slots. Differentiable."""
         probs_TP = probs_TE.index_select(1, self._planned_ML.expert_XP[micro_step, layer])
         return probs_TP * routing_TP
 
     def has_replicas(self, micro_step: int, layer: int) -> bool:
-        """True if the plan has a replica in this row, on any rank."""
+        """Returns whether the plan has a replica in this row on any rank."""
         return bool(self._has_replicas_ML[micro_step, layer])
 
     def counts(self) -> tuple[Array, Array]:
@@ -77,7 +77,7 @@ class MegatronStage(PlannedStage):
         return super().counts()
 
     def served_skew(self) -> Array | None:
-        """float64 [M, L]: the skew as served, 1 for rows that did not run; None with replay, since the plan has it."""
+        """Returns the skew as served, float64 [M, L], or None with replay, as the plan has it. 1 for rows that did not run."""
         if self.replay:
             return None
         skew_ML = np.ones(self._has_replicas_ML.shape)
@@ -86,10 +86,10 @@ class MegatronStage(PlannedStage):
         return skew_ML
 
     def settle(self, layer: int) -> None:
-        """Waits until all gradients sent so far are home; those of `layer` were its last."""
+        """Waits until all gradients sent so far are home. `layer` will not send any more."""
         self._engine.settle(layer)
 
     @property
     def sum_bytes(self) -> int:
-        """Peak memory of float32 sums of replica gradients if main gradients are bf16; call it after the stage."""
+        """Peak bytes of float32 sums of replica gradients if main gradients are bf16. Valid after the stage."""
         return self._engine.sum_bytes

@@ -1,4 +1,4 @@
-"""MegatronSummary: summary of one stage on one rank."""
+"""`MegatronSummary`: summary of one stage on one rank."""
 
 from __future__ import annotations
 
@@ -17,23 +17,28 @@ from foremoe.workload.skew import mean_skew
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MegatronSummary:
-    """One stage of one rank.
+    """Summary of one stage on one rank.
 
     Attributes:
-        plan: The plan that ran.
+        plan: Plan that ran.
         timeline: Timeline of the engine.
-        drift_ML: int64, pairs of this rank that the plan did not know; served at home.
-        served_MLS: int64, pairs that each of this rank's slots served.
-        fell_back: (micro-step, layer) that ran at home because a replica was missing.
+        drift_ML: Pairs of this rank that were not planned and were served at home, int64.
+        served_MLS: Pairs that each of this rank's slots served, int64.
+        fell_back: Rows (micro-step, layer) that ran at home because a replica was missing.
         plan_s: Seconds of planning on this rank.
         share_s: Seconds of exchanging counts and plans.
-        slot_bytes: Memory of the slots on this rank.
-        served_skew_ML: float64, skew over the EP group as served, if routing was a hint (``replay=False``); else None.
-        known_rows: Number of (micro-step, layer) pairs that used routes made as the stage began.
-        counted_rows: Number of other rows, by reason: "first", the first stage of a kind only compares; "unknown", more unknown
-            tokens than spare places; "differs", work differs from the plan or from the routers' choices; "untold", no routing by
-            token; "layer", another dispatcher or shared experts between its messages; "memory", the limit for routes.
-        route_bytes: Host memory of the routes on this rank.
+        slot_bytes: Memory of the slots on this rank in bytes.
+        served_skew_ML: Skew over the EP group as served, float64, if routing was a hint (``replay=False``), or else None.
+        known_rows: Number of rows that used routes computed when the stage began.
+        counted_rows: Number of other rows, by reason:
+
+            * "first": the first stage of a kind only compares,
+            * "unknown": there were more unknown tokens than spare places,
+            * "differs": `work` differed from the plan or from the routers' choices,
+            * "untold": the routing of tokens was not given,
+            * "layer": the layer has another dispatcher, or shared experts between its messages,
+            * "memory": the limit for routes was reached.
+        route_bytes: Host memory of the routes on this rank in bytes.
     """
 
     plan: Plan
@@ -50,7 +55,7 @@ class MegatronSummary:
     route_bytes: int = 0
 
     def metrics(self) -> dict[str, float]:
-        """Returns totals of the stage; skews are the plan's means over rows before (experts at home) and after, and as served."""
+        """Returns totals of the stage. Skews are means over rows: with experts at home, with the plan, and as served."""
         plan = self.plan
         home_MLG = plan.load_MLE.reshape(plan.M, plan.L, plan.G, -1).sum(axis=3)
         drift_L = self.drift_ML.sum(axis=0)

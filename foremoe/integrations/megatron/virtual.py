@@ -1,4 +1,4 @@
-"""Plans for Megatron's virtual experts: foremoe places experts and tokens, HybridEP and Megatron's kernels execute."""
+"""Plans for Megatron's virtual experts. foremoe places experts and tokens, and HybridEP and Megatron's kernels execute."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _logger = logging.getLogger(__name__)
 
 MODULE = "megatron.core.transformer.moe.virtual_expert_load_balancer"
 FUNCTION = "plan_virtual_expert_routes"
-_OTHER = "as foremoe knows virtual experts (docs/compatibility.md); set moe_virtual_expert_load_balance=False."
+_OTHER = "as foremoe expects of virtual experts (docs/compatibility.md); set moe_virtual_expert_load_balance=False."
 
 
 def attached_class(chunks: Sequence[Any], usual: type[Any]) -> type[Any]:
-    """Returns `VirtualAttached` if the model's MoE layers have virtual experts, else `Attached`."""
+    """Returns `VirtualAttached` if the model's MoE layers have virtual experts, or else `Attached`."""
     from foremoe.integrations.megatron.virtual_attach import VirtualAttached  # derives from the usual one
 
     wanted = [getattr(getattr(unwrap(chunk), "config", None), "moe_virtual_expert_load_balance", False) for chunk in chunks]
@@ -44,7 +44,7 @@ def attached_class(chunks: Sequence[Any], usual: type[Any]) -> type[Any]:
 
 
 def experts_to_copy(plan: Plan) -> Array:
-    """int32 [M, L, G, B]: the expert in every virtual slot, -1 empty; slots that serve nothing are empty.
+    """Returns the expert in every virtual slot, int32 [M, L, G, B]. -1 marks a slot that serves nothing.
 
     Megatron adds the gradient of every slot in this table to its owner, and overwrites gradients of slots that received tokens.
     """
@@ -57,14 +57,16 @@ def experts_to_copy(plan: Plan) -> Array:
 def runtime_experts(
     topk_TK: torch.Tensor, row: Slotted | None, num_base: int, num_slots: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """int16 [T, K], rank * 2B + b or + B + s: the slot that serves each pair; unknown pairs go home. Never waits for the device.
+    """Computes the slot that serves each pair, int16 [T, K], as rank * 2B + b or rank * 2B + B + s. Unknown pairs go home.
+
+    The host never waits for the device.
 
     Args:
         topk_TK: Experts that the router chose, in any order.
-        row: Known routing of these tokens; None: all go home.
+        row: Known routing of these tokens, or None to send all pairs home.
 
     Returns:
-        The table; pairs that went home unplanned; planned pairs that the router did not choose.
+        The slots, the number of unplanned pairs that went home, and the number of planned pairs that the router did not choose.
     """
     home_TK = topk_TK // num_base * (2 * num_base) + topk_TK % num_base
     if row is None:
@@ -79,17 +81,17 @@ def runtime_experts(
 
 
 def capacity_factor(quota_MLGS: Array, tokens_MG: Array, num_topk: int, num_base: int, alignment: int) -> float:
-    """Returns the smallest ``moe_expert_rank_capacity_factor`` with enough room on every rank; infinity if none suffices.
+    """Returns the smallest ``moe_expert_rank_capacity_factor`` with enough room on every rank, or infinity if none suffices.
 
-    A rank has ``tokens * topk * factor`` places, and at least one per pair of its own plus a block less one for each of its 2B
-    experts; the pairs of an expert fill whole blocks.
+    A rank has ``tokens * topk * factor`` places. It has at least one place per own pair, plus ``alignment - 1`` places for each
+    of its 2B experts, because the pairs of an expert fill whole blocks.
 
     Args:
-        alignment: Pairs of a block.
+        alignment: Number of pairs in a block.
     """
     own_MG = tokens_MG * num_topk
     unknown_ML = own_MG.sum(axis=1)[:, None] - quota_MLGS.sum(axis=(2, 3), dtype=np.int64)
-    unknown_ML += np.minimum(unknown_ML, num_base) * (alignment - 1)  # if all of them go to one rank
+    unknown_ML += np.minimum(unknown_ML, num_base) * (alignment - 1)  # in case all of them go to one rank
     need_MLG = (-(-quota_MLGS.astype(np.int64) // alignment) * alignment).sum(axis=3) + unknown_ML[:, :, None]
     free_MG = own_MG + 2 * num_base * (alignment - 1)
     free_MG += -free_MG % alignment
@@ -104,10 +106,10 @@ class VirtualSummary:
     """Summary of one stage on one rank.
 
     Attributes:
-        plan: The plan that ran.
-        drift: Pairs of this rank that the plan did not know; served at home.
-        fell_back: Calls that Megatron's planner or the home placement answered, including those of multi-token prediction.
-        factor: The smallest ``moe_expert_rank_capacity_factor`` that the plan allows.
+        plan: Plan that ran.
+        drift: Number of pairs of this rank that were not planned and were served at home.
+        fell_back: Number of calls that used Megatron's planner or home placement, including those of multi-token prediction.
+        factor: Smallest ``moe_expert_rank_capacity_factor`` that the plan allows.
         plan_s: Seconds of planning on this rank.
         share_s: Seconds of exchanging counts and plans.
     """
@@ -120,7 +122,7 @@ class VirtualSummary:
     share_s: float
 
     def metrics(self) -> dict[str, float]:
-        """Returns totals of the stage; skews are the plan's means over rows before (experts at home) and after."""
+        """Returns totals of the stage. Skews are means over rows, with experts at home and with the plan."""
         plan = self.plan
         home_MLG = plan.load_MLE.reshape(plan.M, plan.L, plan.G, -1).sum(axis=3)
         return {
@@ -131,18 +133,20 @@ class VirtualSummary:
 
 
 class VirtualStage:
-    """Answers Megatron's calls of ``plan_virtual_expert_routes`` during one stage; making one is collective.
+    """Handles Megatron's calls of ``plan_virtual_expert_routes`` during one stage. Creating one is collective.
 
     Args:
         planned: Plan with the experts of every token.
-        group: EP group; `process_group`: the same as Megatron's object.
-        most_bytes: Host memory for routes; rows beyond it fall back.
-        module: Megatron's module; see `module_of`.
+        group: EP group.
+        process_group: EP group as Megatron's object.
+        most_bytes: Limit of host memory for routes in bytes. Rows beyond the limit fall back.
+        module: Megatron's module. See `module_of`.
 
     Attributes:
-        layer: Layer whose call is being answered; None: a layer that was not planned.
-        rows: Slots of pairs, and missing pairs of rows; compared with the routers' choices.
-        tokens_MG: Tokens of every rank; `equal`: whether all ranks have as many in every micro-step.
+        layer: Layer whose call is being handled, or None if the layer was not planned.
+        rows: Slots of pairs and missing pairs of rows, which are compared with the routers' choices.
+        tokens_MG: Number of tokens of every rank.
+        equal: Whether all ranks have the same number of tokens in every micro-step.
     """
 
     def __init__(
@@ -162,11 +166,11 @@ class VirtualStage:
         self.fell_back, self._drift = 0, list[torch.Tensor]()
 
     def __call__(self, top_indices: torch.Tensor, workspace: Any) -> Any:
-        """The plan of one layer's pass, as Megatron's own function returns it."""
+        """Returns the plan of one layer's pass in the form of Megatron's own function."""
         if self.layer is None:
             return self._fall_back(top_indices, workspace)
         layer = self.layer
-        # Inside a backward pass only activation recomputation runs the layer forward.
+        # Inside a backward pass, only activation recomputation runs the layer forward.
         m, phase = self._order.use(layer, torch._C._current_graph_task_id() != -1, self._num_done)
         self._num_done[phase][layer] += 1
         row = self.rows.row(m, layer, top_indices.shape)
@@ -177,14 +181,14 @@ class VirtualStage:
         if phase == Phase.FORWARD:
             self._drift.append(unplanned)
         if self._copies_ML[m, layer]:
-            # The exchange in Megatron's planner keeps an owner from writing slots that another rank still computes with.
+            # The exchange in Megatron's planner prevents an owner from writing slots that another rank still uses.
             dist.all_reduce(self._meet, group=self._process_group)
         return self.module.VirtualExpertPlan(table_TK, self._table_MLGB[m, layer])
 
     def _fall_back(self, top_indices: torch.Tensor, workspace: Any) -> Any:
-        """Megatron's planner, which wants as many tokens on every rank; else everything at home."""
+        """Calls Megatron's planner, which requires equal numbers of tokens on all ranks, or else keeps everything at home."""
         self.fell_back += 1
-        by = "Megatron's planner answers" if self.equal else "tokens stay at home"
+        by = "Megatron's planner is used" if self.equal else "tokens stay at home"
         warn_once(_logger, f"{by} where there is no plan: in layers of multi-token prediction, and in rows beyond route_bytes.")
         if self.equal:
             return self.own(top_indices, workspace)
@@ -193,12 +197,12 @@ class VirtualStage:
 
     @property
     def drift(self) -> int:
-        """Pairs that the plan did not know."""
+        """Number of unplanned pairs."""
         return int(torch.stack(self._drift).sum()) if self._drift else 0
 
 
 class VirtualLayer:
-    """One MoE layer with virtual experts; between `enter` and `leave` it tells the stage which layer calls."""
+    """MoE layer with virtual experts. Between `enter` and `leave`, it identifies itself to the stage before each call."""
 
     def __init__(self, moe: Any, index: int) -> None:
         self.moe, self.index = moe, index
@@ -222,7 +226,7 @@ class VirtualLayer:
         setattr(stage.module, FUNCTION, stage)
 
     def leave(self) -> None:
-        """Restores the layer; safe to call twice."""
+        """Restores the layer. May be called twice."""
         self._manager.__dict__.pop("plan_dispatch", None)
         if self._stage is not None:
             setattr(self._stage.module, FUNCTION, self._stage.own)
@@ -233,7 +237,7 @@ def module_of() -> Any:
     """Returns Megatron's module of virtual experts.
 
     Raises:
-        InputError: It has another planning interface.
+        InputError: The module has another planning interface.
     """
     module = importlib.import_module(MODULE)
     planner = getattr(module, FUNCTION, None)

@@ -1,4 +1,4 @@
-"""VirtualAttached: foremoe as the planner of Megatron's virtual experts."""
+"""`VirtualAttached`: foremoe as the planner of Megatron's virtual experts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _logger = logging.getLogger(__name__)
 
 
 class VirtualAttached(Attached):
-    """`Attached` for a model with ``moe_virtual_expert_load_balance=True``: Megatron moves weights, tokens and gradients."""
+    """Variant of `Attached` for ``moe_virtual_expert_load_balance=True``, where Megatron moves weights, tokens and gradients."""
 
     _virtual: VirtualStage | None = None
 
@@ -38,7 +38,7 @@ class VirtualAttached(Attached):
         self._places = find_layers(chunks)
         require_supported(self._config, self._places, self._write)
         self._configs, self._module = configs_of(chunks), module_of()
-        self._holds = dict[bool, bool]()  # update or recompute -> routers did as they were known to
+        self._holds = dict[bool, bool]()  # update (True) or recompute -> whether its known routing was correct
         if not self._places or self.group.size == 1:
             return
         num_base, settings = self.num_experts // self.group.size, self.settings
@@ -47,7 +47,7 @@ class VirtualAttached(Attached):
                 f"redundant={settings.redundant} is more than the {num_base} virtual slots that Megatron has on a rank, one per "
                 f"expert at home; set redundant={num_base}."
             )
-        if settings.cluster is None:  # Megatron wants the EP group in one NVLink domain
+        if settings.cluster is None:  # Megatron requires the EP group to be in one NVLink domain
             cluster = Cluster.preset("8xh100", num_ranks=self.group.size, ranks_per_node=self.group.size)
             settings = dataclasses.replace(settings, cluster=cluster)
         self.settings = dataclasses.replace(settings, replicas="node")
@@ -65,12 +65,12 @@ class VirtualAttached(Attached):
             return
         told = bool(work.routing) if isinstance(work, Planned) else not isinstance(work, Plan | Workload)
         if not (replay and told and self._holds.get(stage == "update", True)):
-            why = "routers did otherwise before" if replay and told else "they do not know which experts routers will choose"
+            why = "routers differed from the known routing before" if replay and told else "the routers' choices are not known"
             warn_once(_logger, f"Megatron's own planner runs {stage} stages: {why}.")
             return
         planned = self._planned = self._planning.plan_of(work, stage, split_MLP, home_LE)
         plan, process_group = planned.plan, self._places[0].moe.token_dispatcher._comm_manager.group
-        fault = "virtual experts compute at home; leave home_LE out." if (plan.home_LE != self._home_LE).any() else ""
+        fault = "virtual experts compute at home; omit home_LE." if (plan.home_LE != self._home_LE).any() else ""
         self._planning.require_fit(planned, stage, False, fault)
         virtual = VirtualStage(planned, self.group, process_group, self._device, self.settings.route_bytes, self._module)
         self._require_room(plan, virtual)
@@ -79,9 +79,9 @@ class VirtualAttached(Attached):
             layer.enter(virtual)  # type: ignore[arg-type]
 
     def _require_room(self, plan: Plan, virtual: VirtualStage) -> None:
-        """Raises an InputError, on all ranks alike, if ranks serve more than Megatron gives them room for."""
+        """Raises InputError on all ranks if any rank serves more pairs than Megatron has room for."""
         config, planned_ML = self._config, virtual.rows.lack_ML == 0
-        if not (planned_ML.all() or virtual.equal):  # neither Megatron's planner nor its room fits
+        if not (planned_ML.all() or virtual.equal):  # Megatron's planner cannot be used for the other rows
             raise InputError("ranks have different numbers of tokens and rows without tables; raise route_bytes.")
         quota_NLGS, tokens_NG = plan.quota_MLGS[planned_ML][:, None], virtual.tokens_MG.repeat(planned_ML.sum(axis=1), axis=0)
         alignment, factor = get_align_size_for_quantization(config), config.moe_expert_rank_capacity_factor or 1.0

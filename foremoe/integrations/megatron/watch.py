@@ -1,4 +1,4 @@
-"""Watches a stage that runs without foremoe: measures what replicas would gain on its routing."""
+"""Observation of a stage that runs without foremoe, to estimate the gain of replicas on its routing."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ TRIED = (1, 2)  # redundant slots per rank
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Watched:
-    """One stage of one rank that ran at home.
+    """Stage on one rank that ran at home.
 
     Attributes:
-        planned: Plans with one redundant slot per rank, and with two, which did not run.
-        unknown: Share of this rank's pairs that `work` does not know.
+        planned: Plans with one and with two redundant slots per rank, which did not run.
+        unknown: Share of this rank's pairs whose routing is unknown in `work`.
     """
 
     planned: tuple[Planned, ...]
@@ -37,7 +37,7 @@ class Watched:
         return self.planned[0].plan
 
     def metrics(self) -> dict[str, float]:
-        """Returns means over rows, and totals: skew at home and with replicas, and the hottest expert's load over the mean."""
+        """Returns means over rows and totals: skew at home and with replicas, and load of the hottest expert over the mean."""
         load_MLE = self.plan.load_MLE
         home_MLG = load_MLE.reshape(*load_MLE.shape[:2], self.plan.G, -1).sum(axis=3)
         out = {"skew_before": mean_skew(home_MLG), "hottest": mean_skew(load_MLE), "unknown": self.unknown}
@@ -46,10 +46,10 @@ class Watched:
 
 
 def watch(planning: Planning, work: Any, stage: str) -> Watched:
-    """Plans a stage for one and two redundant slots per rank, and runs nothing; collective over the EP group.
+    """Plans a stage for one and two redundant slots per rank without running the plans. Collective over the EP group.
 
     Raises:
-        InputError: On all ranks: `work` is already a plan, or does not fit.
+        InputError: `work` is already a plan, or does not match the model. Raised on all ranks.
     """
     if isinstance(work, Plan | Planned):
         raise InputError("a plan cannot be run with redundant=0, which only watches; give work, or attach with redundant=1.")

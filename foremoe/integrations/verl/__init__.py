@@ -1,4 +1,4 @@
-"""foremoe inside veRL, through two settings besides veRL's own two for router replay, without a fork::
+"""foremoe inside veRL, without a fork, through two settings in addition to veRL's own two for router replay::
 
     actor_rollout_ref.actor.megatron._target_=foremoe.integrations.verl.EngineConfig
     +actor_rollout_ref.actor.megatron.foremoe.redundant=1
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from foremoe.integrations.verl.config import EngineConfig as EngineConfig
     from foremoe.integrations.verl.config import Settings as Settings
 
-ENGINE_MODULE = "verl.workers.engine.megatron.transformer_impl"  # veRL's, whose engine foremoe's is derived from
-__all__ = ["EngineConfig", "Settings"]  # loaded on first use: they import veRL
+ENGINE_MODULE = "verl.workers.engine.megatron.transformer_impl"  # foremoe's engine derives from the one in this module
+__all__ = ["EngineConfig", "Settings"]  # loaded on first use, because they import veRL
 
 __getattr__, __dir__ = lazy(__name__, {"config": __all__})

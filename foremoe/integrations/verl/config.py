@@ -1,4 +1,4 @@
-"""EngineConfig: veRL's Megatron engine config with one more key; select it in YAML with ``_target_``."""
+"""`EngineConfig`: veRL's Megatron engine config with one more key. Select it in YAML with ``_target_``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["EngineConfig", "Settings"]
 
 @dataclass
 class EngineConfig(McoreEngineConfig):  # type: ignore[misc]
-    """``McoreEngineConfig`` with `foremoe`: `Settings`, or a mapping of them; None leaves the engine unchanged."""
+    """``McoreEngineConfig`` with the key `foremoe`: `Settings`, or a mapping of them. None leaves the engine unchanged."""
 
     foremoe: Any = None
 
@@ -33,20 +33,20 @@ class EngineConfig(McoreEngineConfig):  # type: ignore[misc]
 
 
 def _warn_if_passed_by() -> None:
-    """Warns where veRL's registry will not choose foremoe's engine."""
+    """Warns if veRL's registry will not choose foremoe's engine."""
     from verl.utils.device import get_device_name, get_vendor
 
     if "foremoe.integrations.verl.plugin" not in sys.modules:
         warn_once(
             _logger,
-            "megatron.foremoe is set and does nothing: `import verl` has not loaded foremoe's plugin. Install foremoe in the "
+            "megatron.foremoe is set and has no effect: `import verl` has not loaded foremoe's plugin. Install foremoe in the "
             "environment of this process, and leave VERL_USE_EXTERNAL_PLUGINS at auto.",
         )
     platform = os.getenv("VERL_ENGINE_DEVICE") or get_device_name(), os.getenv("VERL_ENGINE_VENDOR") or get_vendor()
     if platform != PLATFORM:
         warn_once(
             _logger,
-            f"megatron.foremoe is set and does nothing: veRL's platform is {'/'.join(platform)}, and foremoe's engine is "
+            f"megatron.foremoe is set and has no effect: veRL's platform is {'/'.join(platform)}, and foremoe's engine is "
             f"registered for {'/'.join(PLATFORM)}. VERL_ENGINE_VENDOR={PLATFORM[1]} chooses it on other {PLATFORM[0]} "
-            "devices, where nobody has tried it.",
+            "devices, where it is not tested.",
         )

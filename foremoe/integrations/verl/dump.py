@@ -1,4 +1,4 @@
-"""Writes workloads (counts) of production runs, for comparisons offline."""
+"""Writes workloads (counts) of production runs for offline comparisons."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _logger = logging.getLogger(__name__)
 
 
 def dump_workload(attached: Attached, routing: Sequence[Array], stage: str, number: int, folder: str) -> None:
-    """Writes ``STAGE_NUMBER_rankR.safetensors`` for ``foremoe compare``, on rank 0 of the EP group (global rank R); collective.
+    """Writes ``STAGE_NUMBER_rankR.safetensors`` for ``foremoe compare``, on rank 0 of the EP group (global rank R). Collective.
 
     A dump does not affect the stage: if the file cannot be written, foremoe logs a warning.
     """
     import torch.distributed as dist
 
     load_MLE = None
-    with contextlib.suppress(InputError):  # planning counts the same routing, and says what is wrong with it
+    with contextlib.suppress(InputError):  # planning counts the same routing and reports its faults
         load_MLE = count_micro_steps(routing, attached.num_experts)
     load_of = attached.group.gather(load_MLE)
     if attached.group.rank or any(load is None for load in load_of):
@@ -44,5 +44,5 @@ def dump_workload(attached: Attached, routing: Sequence[Array], stage: str, numb
         path = Path(folder)
         path.mkdir(parents=True, exist_ok=True)
         work.save(path / f"{stage}_{number:05d}_rank{dist.get_rank()}.safetensors")
-    except Exception as error:  # on this rank alone, while the others go on to plan
+    except Exception as error:  # only on this rank, while the others continue to plan
         _logger.warning("the counts of the %s stage could not be dumped to %r: %s", stage, folder, reason(error))

@@ -1,4 +1,4 @@
-"""The engine that replaces veRL's Megatron engine: the same, but plans once micro-batches are formed."""
+"""Engine that replaces veRL's Megatron engine. It differs only in planning after micro-batches are formed."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 from foremoe.integrations.settings import Settings
 from foremoe.integrations.verl import ENGINE_MODULE
 
-# Device and vendor. veRL prefers an engine of the vendor, and falls back to this one where there is no accelerator.
+# Device and vendor. veRL prefers an engine of the vendor, and falls back to this one without an accelerator.
 PLATFORM = "cuda", "nvidia"
 
 
 def register(module: ModuleType) -> type:
-    """Registers the engine in place of the one in veRL's module `transformer_impl`; returns it.
+    """Registers the engine in place of the one in veRL's module `transformer_impl`, and returns it.
 
-    It also replaces an engine registered before a reload, although veRL would refuse a second one.
+    It also replaces an engine that was registered before a reload, although veRL would refuse a second one.
     """
     engine = engine_class(module)
     registered = getattr(module.EngineRegistry, "_engines", {}).get("language_model", {}).get("megatron", {})
@@ -31,13 +31,13 @@ def register(module: ModuleType) -> type:
 
 
 def engine_class(module: ModuleType) -> type:
-    """Returns veRL's `MegatronEngineWithLMHead` with plans; without `foremoe` in the config it behaves as before.
+    """Returns a subclass of veRL's `MegatronEngineWithLMHead` with plans. Without `foremoe` in the config, it adds nothing.
 
-    Unpickling uses the last class made in this module.
+    Unpickling uses the last class created in this module.
     """
 
     class ForeMoEEngine(module.MegatronEngineWithLMHead):  # type: ignore[name-defined, misc]
-        """veRL's engine; plans every pass with known routing once its micro-batches are formed."""
+        """veRL's engine, which plans every pass with known routing after its micro-batches are formed."""
 
         __qualname__ = "ForeMoEEngine"
         _foremoe: Any = None
@@ -49,7 +49,7 @@ def engine_class(module: ModuleType) -> type:
                 self.attach_foremoe(settings)
 
         def attach_foremoe(self, settings: Settings) -> None:
-            """Adds slots to the model's MoE layers; collective. `initialize` calls it if the config says so."""
+            """Adds slots to the model's MoE layers. `initialize` calls it if the config has `foremoe`. Collective."""
             from foremoe.integrations.verl.session import Session
 
             self._foremoe = Session(self, settings)
@@ -74,16 +74,16 @@ def engine_class(module: ModuleType) -> type:
 
 
 def __getattr__(name: str) -> Any:
-    """`ForeMoEEngine`, by name, as pickles ask for it; veRL's module is imported for it."""
+    """Returns `ForeMoEEngine`, which pickles look up by name. Imports veRL's module."""
     if name != "ForeMoEEngine":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = importlib.import_module(ENGINE_MODULE)  # with foremoe's plugin, the class is made meanwhile
+    module = importlib.import_module(ENGINE_MODULE)  # with foremoe's plugin, this import creates the class
     return globals().get(name) or engine_class(module)
 
 
 @contextlib.contextmanager
 def _before_micro_batches(module: Any, begin: Callable[[Any, list[Any], Any], tuple[list[Any], Any]]) -> Iterator[None]:
-    """Calls `begin` with the micro-batches as soon as veRL has formed them, and lets it form others."""
+    """Calls `begin` with the micro-batches after veRL has formed them. `begin` may return other micro-batches."""
     prepare = module.prepare_micro_batches
 
     def then_begin(data: Any, *args: Any, **kwargs: Any) -> Any:

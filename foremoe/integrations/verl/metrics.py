@@ -1,4 +1,4 @@
-"""Metrics of a stage over all ranks of a model copy (every pipeline rank and its EP group), and of a step over its stages."""
+"""Metrics of a stage over all ranks of a model copy, which are its pipeline ranks' EP groups, and of a step over its stages."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from foremoe.integrations.megatron.summary import MegatronSummary
 from foremoe.integrations.megatron.virtual import VirtualSummary
 from foremoe.integrations.megatron.watch import Watched
 
-# All ranks wait for the slowest, and stages follow each other.
+# All ranks wait for the slowest one, and stages follow each other, so the largest values over ranks are summed.
 _LARGEST_OF_RANKS = ("unplanned", "begin_exposed_s", "plan_s", "share_s", "pack_s", "begin_s", "exposed_s")
 _LARGEST = ("slot_bytes", "route_bytes", "retired", "capacity_factor")
 _MEANS = ("skew_before", "skew_after", "skew_served", "skew_at_1", "skew_at_2", "hottest", "unknown")
-# Of a plan, which the ranks of an EP group share.
+# Values of a plan, which are the same on all ranks of an EP group.
 _OF_PLAN = (*_MEANS, "replicas", "fell_back", "known_rows", *(f"counted/{why}" for why in COUNTED))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """One rank's metrics of a stage.
+    """Metrics of one rank in a stage.
 
     Attributes:
         first: Whether the rank is the first of its EP group.
-        num_rows: Rows of its plan; 0: it ran without one.
+        num_rows: Number of rows of the plan, or 0 without a plan.
         values: `MegatronSummary.metrics`, and values that the session adds.
     """
 
@@ -36,7 +36,7 @@ class Figures:
 
     @staticmethod
     def of(first: bool, report: MegatronSummary | VirtualSummary | Watched | None, **more: float) -> Figures:
-        """Makes the figures from the report of the stage, None if there was no plan; `more`: seconds and flags of the session."""
+        """Returns figures from the report of the stage, which is None without a plan, and the session's seconds and flags."""
         if report is None:
             return Figures(first=first, num_rows=0, values=more)
         return Figures(first=first, num_rows=report.plan.N, values=report.metrics() | more)
@@ -50,7 +50,7 @@ class Totals:
         self._num_rows = 0
 
     def add(self, parts: Sequence[Figures]) -> None:
-        """Adds a stage, from the figures of all ranks."""
+        """Adds a stage from the figures of all ranks."""
         for name in dict.fromkeys(name for part in parts for name in part.values):
             having = [part for part in parts if name in part.values and (part.first or name not in _OF_PLAN)]
             so_far, values = self._values.get(name, 0.0), [part.values[name] for part in having]
@@ -65,13 +65,13 @@ class Totals:
         self._num_rows += sum(part.num_rows for part in parts if part.first)
 
     def take(self) -> dict[str, Metric]:
-        """Returns values by name, in the types that veRL reduces over data-parallel ranks (largest or mean), and resets them."""
+        """Returns values by name and resets them. Their types select veRL's reduction over data-parallel ranks, max or mean."""
         out = {}
         for name, value in self._values.items():
             if name in _MEANS:
                 out[name] = Metric("mean", value / self._num_rows)
             else:
-                # veRL's "sum" is over the values of a rank, and a mean over ranks.
+                # veRL's "sum" adds the values of a rank and averages over ranks.
                 out[name] = Metric("max" if name in (*_LARGEST_OF_RANKS, *_LARGEST) else "sum", value)
         self._values, self._num_rows = {}, 0
         return out

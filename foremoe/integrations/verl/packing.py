@@ -1,8 +1,8 @@
-"""Packing: chooses the samples of a mini-batch that share a micro-batch, by the rank loads of their experts.
+"""Packing, which chooses the samples of a mini-batch that share a micro-batch, according to the rank loads of their experts.
 
-veRL's own split considers only lengths. Packing starts from it and changes only which samples of a data-parallel rank are
-together: samples stay on their rank and in their optimizer step, and a rank keeps its number of micro-batches, their token limit
-and the attention of its longest one.
+veRL's own split considers only lengths. Packing starts from it and only exchanges samples between micro-batches of the same
+data-parallel rank. Samples stay on their rank and in their optimizer step. A rank keeps its number of micro-batches and their
+token limit, and no micro-batch exceeds the attention of the longest one before.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _logger = logging.getLogger(__name__)
 # Letters: Q samples (or groups of samples that veRL keeps together), M micro-batches, J layers of a sample of layers, E experts,
 # D data-parallel ranks, G ranks of the EP group, C counts of a sample: one for each of J layers and G home ranks.
 
-# Layers that stand for all; every rank searches for the whole EP group.
+# Number of sampled layers, which represent all layers. Every rank searches for the whole EP group.
 _LAYERS = 8
 
 
 class Packer:
-    """Regroups samples into micro-batches; one per engine.
+    """Regroups samples into micro-batches. Each engine has its own packer.
 
     Args:
-        engine: veRL's engine, initialized.
+        engine: Initialized veRL engine.
 
     Raises:
         InputError: Planning cannot price the sizes of the model.
@@ -49,15 +49,15 @@ class Packer:
         self._ep_first = min(_ranks(ps.get_expert_model_parallel_group()))
 
     def meet(self, group_timeout_s: float) -> None:
-        """Makes the groups of ranks that pack together; collective over all of them.
+        """Creates the groups of ranks that pack together. Collective over all of them.
 
         Args:
-            group_timeout_s: Seconds to wait for another rank.
+            group_timeout_s: Timeout for another rank in seconds.
         """
         from megatron.core import parallel_state as ps
 
         self._data = TorchGroup(self._engine.get_data_parallel_group(), timeout_s=group_timeout_s)
-        # The ranks that hold the same samples.
+        # Groups of ranks that hold the same samples.
         self._alike = [
             TorchGroup(group, timeout_s=group_timeout_s)
             for group in (ps.get_tensor_and_context_parallel_group(), ps.get_pipeline_model_parallel_group())
@@ -65,14 +65,17 @@ class Packer:
         ]
 
     def repack_batches(self, data: Any, micro_batches: list[Any], indices: Any) -> tuple[list[Any], Any]:
-        """Returns micro-batches and their samples; veRL's own if its split has a fixed size, or packing fails. Collective."""
+        """Returns micro-batches and their samples. These are veRL's own if its split has a fixed size or packing fails.
+
+        Collective.
+        """
         from verl.utils import tensordict_utils as tu
 
         if indices is None:
             warn_once(
                 _logger,
                 "foremoe leaves veRL's micro-batches as they are: packing=true needs micro-batches of dynamic size; set "
-                "actor.use_dynamic_bsz=True (of recompute: rollout.log_prob_use_dynamic_bsz=True) or packing=false.",
+                "actor.use_dynamic_bsz=True (for recompute: rollout.log_prob_use_dynamic_bsz=True) or packing=false.",
             )
             return micro_batches, indices
         fault, mine = "", None
@@ -95,7 +98,7 @@ class Packer:
             if any(other != others[0] or other[0] for other in others):
                 found = (next((why for why, _ in others if why), "ranks with the same samples disagree"), 0)
         if found[0]:
-            if self._data.rank == 0 or not fault:  # what all data-parallel ranks heard, one of them says
+            if self._data.rank == 0 or not fault:  # one data-parallel rank logs faults that all of them know
                 _logger.warning("veRL's micro-batches stay as they are: %s", found[0])
             return micro_batches, indices
         return [tu.index_select_tensor_dict(data, samples) for samples in split], split
@@ -106,7 +109,7 @@ class Packer:
             group.close()
 
     def _samples(self, data: Any, indices: Sequence[Sequence[int]]) -> dict[str, Any]:
-        """This rank's samples, as whole numbers: all ranks that look at them must come to the same split."""
+        """Returns this rank's samples as integers, so that all ranks that read them find the same split."""
         from verl.utils import tensordict_utils as tu
 
         together = int(tu.get_non_tensor_data(data, key="force_group_size", default=1))
@@ -118,7 +121,7 @@ class Packer:
         pair_flops = ExpertAware().skew_weight * model.flops_per_pair * num_layers / len(layers)
         flops_S = np.asarray(model.attention_flops(len_S.astype(np.float64), len_S.astype(np.float64) ** 2))
         attention_Q = np.rint(flops_S * (num_layers * UNIT / pair_flops)).astype(np.int64).reshape(-1, together).sum(axis=1)
-        # The last row of a sample holds no routing.
+        # The last token of a sample has no routing.
         rows = [routes[:-1, layers].cpu() for routes in data["routed_experts"].unbind()]
         pairs_SJE = count_micro_steps(rows, self._num_experts)
         pairs_SJG = pairs_SJE.reshape(*pairs_SJE.shape[:2], self._ep_size, -1).sum(axis=3, dtype=np.int32)
@@ -132,7 +135,7 @@ class Packer:
         }  # fmt: skip
 
     def _layers(self, num_given: int) -> list[int]:
-        """Positions, among the layers that routing is given for, of some MoE layers of the whole model."""
+        """Returns the positions of sampled MoE layers of the whole model among the layers with given routing."""
         numbers = self._numbers
         at = list(range(len(numbers))) if num_given == len(numbers) else numbers
         chosen = np.unique(np.linspace(0, len(at) - 1, min(len(at), _LAYERS)).round().astype(int))
@@ -146,15 +149,15 @@ def _ranks(group: Any) -> list[int]:
 
 
 def _split(answers: Sequence[tuple[str, Any]], rank: int) -> list[list[int]]:
-    """The samples of each of this rank's micro-batches, from what all data-parallel ranks have.
+    """Returns the samples of each of this rank's micro-batches, from the answers of all data-parallel ranks.
 
     Raises:
-        InputError: Ranks of this EP group whose splits have not the same form.
+        InputError: The splits of this EP group's ranks do not have the same form.
     """
     mine = answers[rank][1]
-    # Ranks of other EP groups do not meet these in any layer.
+    # Ranks of other EP groups do not share any layer with these.
     parts = [(d, part) for d, (_, part) in enumerate(answers) if part["ep"] == mine["ep"]]
-    # Compiled code indexes with these, and does not look at bounds.
+    # Compiled code uses these as indices without checking bounds.
     for name, what in (("M", "micro-batches"), ("together", "samples per group"), ("G", "ranks per EP group")):
         found = [part[name] for _, part in parts]
         if min(found) != max(found):

@@ -1,8 +1,8 @@
-"""The module that ``import verl`` loads in every process, through the entry point group ``verl.plugins``.
+"""Module that ``import verl`` loads in every process, through the entry point group ``verl.plugins``.
 
-It must cost nothing if no Megatron engine is made: it waits for veRL's engine module and replaces that engine whenever the module
-is imported or reloaded. The engine plans only if the config says so (`EngineConfig`). ``FOREMOE=0`` disables everything. If
-anything fails here, veRL stays unchanged, and a warning is logged.
+It must cost nothing if no Megatron engine is created. It therefore waits for veRL's engine module, and replaces the engine
+whenever that module is imported or reloaded. The engine plans only if the config has `foremoe` (see `EngineConfig`).
+``FOREMOE=0`` disables everything. If anything fails here, veRL is not changed, and a warning is logged.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _logger = logging.getLogger(__name__)
 
 
 def install() -> None:
-    """Registers the engine now, or once veRL's own has been imported; a second call has no effect."""
+    """Registers the engine now, or after veRL's own has been imported. A second call has no effect."""
     if os.environ.get("FOREMOE", "1").strip().lower() in ("0", "off", "false", "no"):
         return
-    # Of a reload of this module there may be one of a class that was called the same.
+    # After a reload of this module, a finder of the earlier class with the same name may exist.
     if not any(type(finder).__module__ == __name__ for finder in sys.meta_path):
         sys.meta_path.insert(0, _Waiting())
     if ENGINE_MODULE in sys.modules:
@@ -38,7 +38,7 @@ def _register(module: ModuleType) -> None:
 
         register(module)
     except (Exception, SystemExit) as error:
-        # A log entry, as veRL's own: a Python warning is an exception under -W error, and would stop the import.
+        # Logged instead of a Python warning, which would be an exception under -W error and stop the import.
         _logger.warning(
             "foremoe could not be added to veRL's Megatron engine, which runs without it: %s: %s",
             type(error).__name__,
@@ -48,9 +48,9 @@ def _register(module: ModuleType) -> None:
 
 
 class _Waiting(importlib.abc.MetaPathFinder):
-    """Finds nothing itself; lets veRL's engine module be found as ever and calls `_register` after it has run.
+    """Finder that delegates the search for veRL's engine module and calls `_register` after the module has run.
 
-    It stays: code that looks for a module need not import it, an import may fail and be tried again, and modules are reloaded.
+    It remains installed, because a search may not lead to an import, a failed import may be repeated, and modules are reloaded.
     """
 
     def find_spec(
@@ -65,13 +65,13 @@ class _Waiting(importlib.abc.MetaPathFinder):
 
 
 class _ThenRegister:
-    """veRL's own loader in everything but `exec_module`: runpy, pdb and inspect ask it for code and source."""
+    """Wrapper of veRL's own loader that differs only in `exec_module`, because runpy, pdb and inspect use the other methods."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # copying asks before there is a loader
+        if name.startswith("__"):  # copy looks these up before the loader is set
             raise AttributeError(name)
         return getattr(self._loader, name)
 

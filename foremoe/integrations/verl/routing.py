@@ -1,4 +1,4 @@
-"""The routing of this rank's tokens per micro-batch, as known from rollout or a recording pass before the first one runs."""
+"""Routing of this rank's tokens per micro-batch, which is known from rollout or a recording pass before the first one runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from foremoe.integrations.megatron.layout import Place
 
 
 class _Target:
-    """Stands in for a layer's `RouterReplay`: keeps what veRL would have it replay."""
+    """Replacement of a layer's `RouterReplay` that stores the routing that veRL would replay."""
 
     def set_target_indices(self, topk_TK: torch.Tensor, replay_mask: torch.Tensor | None = None) -> None:
         self.topk_TK = topk_TK.to(torch.int16)
@@ -24,10 +24,10 @@ class _Target:
 
 
 def routing_of(engine: Any, places: Sequence[Place], micro_batches: Sequence[Any]) -> list[Array]:
-    """int16 [T, L, K] per micro-batch, in the order of `places`, the rank's MoE layers; -1 if routing is not known.
+    """Returns the experts of each micro-batch, int16 [T, L, K], or -1 for unknown routing. `places` are the rank's MoE layers.
 
-    veRL's own code lays out the routes, for stand-ins of its routers. So packing, padding and every kind of parallelism match
-    veRL's, whether the routers replay or not.
+    veRL's own code arranges the routes, for replacements of its routers. Packing, padding and every kind of parallelism therefore
+    match veRL's, whether the routers replay or not.
     """
     from verl.utils.megatron import router_replay_utils as replay
 
@@ -40,7 +40,7 @@ def routing_of(engine: Any, places: Sequence[Place], micro_batches: Sequence[Any
     try:
         for batch in micro_batches:
             routes, input_ids, mask = batch["routed_experts"], batch["input_ids"], None
-            if engine.engine_config.router_replay.mode != "R2":  # rollout's, which end before the last token
+            if engine.engine_config.router_replay.mode != "R2":  # routes of rollout, which end before the last token
                 routes = replay.align_r3_router_replay_data(routes, input_ids)
                 mask = replay.build_r3_replay_mask(input_ids, batch["response_mask"])
             for chunk in engine.module:

@@ -1,4 +1,4 @@
-"""Session: runs foremoe on one veRL engine, over all its passes."""
+"""`Session`: runs foremoe on one veRL engine, over all its passes."""
 
 from __future__ import annotations
 
@@ -29,33 +29,33 @@ _logger = logging.getLogger(__name__)
 
 
 def override(name: str, value: Any) -> str:
-    """Writes Megatron's option `name` with `value` as in veRL's command."""
+    """Returns Megatron's option `name` with `value` in the form of veRL's command."""
     own = name in ("expert_tensor_parallel_size", "sequence_parallel")
     return hydra("++actor_rollout_ref.actor.megatron." + ("" if own else "override_transformer_config."))(name, value)
 
 
 class Session:
-    """State that lives as long as the engine.
+    """State of foremoe with the lifetime of the engine.
+
+    If planning of a stage fails on any rank, takes too long, or returns an invalid plan, the stage runs at home on all ranks,
+    with a warning in the log and the metric ``foremoe/STAGE/unplanned``.
 
     Args:
-        engine: veRL's engine, initialized. If its router replay is off, rollout's routing is a hint.
-
-    A stage whose planning fails on any rank, takes too long, or gives an invalid plan runs at home on all ranks, with a warning
-    in the log and the metric ``foremoe/STAGE/unplanned``.
+        engine: Initialized veRL engine. If its router replay is off, rollout's routing is a hint.
     """
 
     def __init__(self, engine: Any, settings: Settings) -> None:
         self.engine, self.settings = engine, settings
-        self.replay = bool(engine.enable_routing_replay)  # else what rollout tells is a hint
+        self.replay = bool(engine.enable_routing_replay)  # otherwise rollout's routing is a hint
         self.num_stages = {"recompute": 0, "update": 0}
         self.totals = {stage: Totals() for stage in self.num_stages}
         with contextlib.closing(TorchGroup(timeout_s=settings.group_timeout_s)) as job, reporting(job):
             make_on_all(job, self._set_up)
-            require_same(job, settings.agreed())  # which groups are made, and what is gathered in them, follows from them
+            require_same(job, settings.agreed())  # they determine the groups to create and the data to gather
         model_copy = parallel_state.get_expert_tensor_model_pipeline_parallel_group()
         limits = {"group_timeout_s": settings.group_timeout_s, "compile_limit_s": settings.compile_limit_s}
         self.compile_s = compile_in_turn(model_copy, **limits)
-        # An EP group and its like on the other pipeline ranks: all whose metrics a rank of the last one reports.
+        # An EP group and those of the other pipeline ranks, whose metrics a rank of the last pipeline rank reports.
         self.copy = TorchGroup(model_copy, timeout_s=settings.group_timeout_s)
         with reporting(self.copy):
             self.attached = attach_as(engine.module, lambda: settings, override)
@@ -63,15 +63,15 @@ class Session:
                 self.packer.meet(settings.group_timeout_s)
 
     def _set_up(self) -> None:
-        """What this rank may refuse by itself; not collective."""
+        """Does the part of the set-up that may fail on a single rank. Not collective."""
         self.places = find_layers(self.engine.module)
         self.packer = Packer(self.engine) if self.settings.packing else None
 
     def should_plan(self, data: Any, forward_only: bool) -> bool:
-        """True if routing is known now, to be replayed or as a hint.
+        """Returns whether routing is known now, for replay or as a hint.
 
-        It is not while R2 records, nor if veRL replays in other passes but not in this one (the reference model). All ranks
-        return the same, including those without MoE layers.
+        It is not known while R2 records, or if veRL replays in other passes but not in this one, as for the reference model. The
+        result is the same on all ranks, including those without MoE layers.
         """
         from verl.utils import tensordict_utils as tu
 
@@ -86,7 +86,7 @@ class Session:
         elif not known and not self.replay:
             lack = "in a pass without known routing; set rollout.enable_rollout_routing_replay=True"
         if lack:
-            warn_once(_logger, f"megatron.foremoe is set and does nothing {lack}, or remove foremoe.")
+            warn_once(_logger, f"megatron.foremoe is set and has no effect {lack}, or remove foremoe.")
         return bool(wanted and acts and known and not lack)
 
     @contextlib.contextmanager
@@ -96,7 +96,7 @@ class Session:
             with contextlib.ExitStack() as stack:
                 yield RunningStage(self, "recompute" if forward_only else "update", stack)
         except BaseException as error:
-            # Before the stage has begun nothing else warns the others, who may wait in its planning.
+            # Before the stage has begun, only this report reaches the other ranks, which may wait in its planning.
             for group in (self.copy, self.attached.job):
                 group.report(f"{type(error).__name__}: {error}")
             raise
@@ -109,7 +109,7 @@ class Session:
         from verl.utils import tensordict_utils as tu
         from verl.utils.metric import Metric
 
-        if not tu.get_non_tensor_data(data, key="update_lr_scheduler", default=True):  # veRL's mark of the last mini-batch
+        if not tu.get_non_tensor_data(data, key="update_lr_scheduler", default=True):  # veRL's marker of the last mini-batch
             return
         metrics = {f"foremoe/{stage}/{name}": value for stage, of in self.totals.items() for name, value in of.take().items()}
         if self.compile_s:
@@ -127,7 +127,7 @@ class Session:
 
 
 class RunningStage:
-    """One stage of a session."""
+    """Stage of a session."""
 
     def __init__(self, session: Session, stage: str, stack: contextlib.ExitStack) -> None:
         self._session, self._stage, self._stack = session, stage, stack
@@ -135,10 +135,10 @@ class RunningStage:
         self._seconds: dict[str, float] = {}
 
     def begin(self, data: Any, micro_batches: list[Any], indices: Any) -> tuple[list[Any], Any]:
-        """Regroups micro-batches if requested, plans them, and enters the stage; collective.
+        """Regroups micro-batches if requested, plans them, and enters the stage. Collective.
 
         Returns:
-            The micro-batches, and which samples of `data` are in each, in veRL's format.
+            The micro-batches and the indices of their samples in `data`, in veRL's format.
         """
         session, attached = self._session, self._session.attached
         number = session.num_stages[self._stage]
@@ -158,7 +158,7 @@ class RunningStage:
         return micro_batches, indices
 
     def end(self) -> None:
-        """Ends the stage and adds its figures to the session's; collective over all ranks of a model copy."""
+        """Ends the stage and adds its figures to the session's. Collective over all ranks of a model copy."""
         self._stack.close()
         attached = self._session.attached
         mine = Figures(first=False, num_rows=0, values={})

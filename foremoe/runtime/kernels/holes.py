@@ -1,4 +1,4 @@
-"""Rows in which the routing of some tokens is not known: these are found, and every row's permutations made, in one pass each."""
+"""Kernels for rows with holes, which find the holes and compute every row's permutations in one pass each."""
 
 from typing import NamedTuple
 
@@ -14,10 +14,10 @@ from foremoe.plan.split import link_slots
 
 
 class HoledRows(NamedTuple):
-    """What routes of rows follow from, int32, and where their numbers begin, int64.
+    """Input of routes, int32, and the start of each row's numbers, int64.
 
-    The numbers of a row are experts [T, K] and, behind them, what `route_holed_rows` writes, as `HoledRoute` names it: `token_Z`,
-    `prob_Z`, `by_token_Z` [T, K], `rest_Z` [I, E - K], `hole_I`, `by_slot_Y`, `by_arrival_Y` and `extra_X`.
+    The numbers of a row are its experts [T, K], followed by the output of `route_holed_rows`, named as in `HoledRoute`:
+    `token_Z`, `prob_Z`, `by_token_Z` [T, K], `rest_Z` [I, E - K], `hole_I`, `by_slot_Y`, `by_arrival_Y` and `extra_X`.
     """
 
     begin_N: Array
@@ -34,9 +34,9 @@ class HoledRows(NamedTuple):
 
 @kernel
 def find_holes(expert_TK, extra_E, hole_T):
-    """Writes the tokens that have not K known experts to `hole_T` and returns their number.
+    """Writes the tokens with fewer than K known experts to `hole_T` and returns their number.
 
-    Adds to `extra_E` the pairs that such tokens have besides their known ones: every other expert serves them, too.
+    Adds one pair to `extra_E` for every expert that is not known for such a token, because all experts serve it.
     """
     T, K = expert_TK.shape
     num, E = 0, extra_E.size
@@ -58,7 +58,7 @@ def find_holes(expert_TK, extra_E, hole_T):
 
 @kernel
 def route_holed_rows(low, high, rows, numbers_X, planned_N):
-    """Writes the permutations of every row behind its experts, and to bool `planned_N` whether its counts are the plan's."""
+    """Writes the permutations of every row after its experts, and to `planned_N` (bool) whether its counts match the plan."""
     E, K = rows.home_slot_NE.shape[1], rows.num_topk
     for n in range(low, high):
         num, holes, served = rows.num_tokens_N[n] * K, rows.num_holes_N[n], rows.received_NGS[n].sum()
@@ -77,9 +77,9 @@ def route_holed_rows(low, high, rows, numbers_X, planned_N):
 
 @kernel
 def _place_pairs(n, rows, expert_TK, token_Z, prob_Z, by_token_TK, rest_Z, hole_I):
-    """In token order every known pair takes the next planned place of its expert; behind those of a slot are the others.
+    """Assigns the next planned place of its expert to every known pair, in token order. All other pairs follow in each slot.
 
-    Returns whether exactly the planned places are taken. Experts of holes become any that are valid.
+    Returns whether exactly the planned places are taken. The experts of holes are overwritten by arbitrary valid ones.
     """
     split_P, sent_P = rows.split_NP[n], rows.sent_NP[n]
     T, K = expert_TK.shape
@@ -130,7 +130,7 @@ def _place_pairs(n, rows, expert_TK, token_Z, prob_Z, by_token_TK, rest_Z, hole_
 
 @kernel
 def _order_arrivals(planned_GS, received_GS, by_slot_Y, by_arrival_Y, extra_X):
-    """Pairs arrive by source and then slot, in a slot the planned ones first; experts want them by slot and then source."""
+    """Orders pairs from arrival (by source, then slot, planned ones first) to expert compute (by slot, then source)."""
     G, S = received_GS.shape
     arrival_GS, y = np.empty((G, S), np.int64), 0
     for g in range(G):

@@ -1,4 +1,4 @@
-"""The permutations of rows whose routing is known: one pass over pairs."""
+"""Kernels that compute the permutations of rows with known routing, in one pass over pairs."""
 
 from typing import NamedTuple
 
@@ -13,9 +13,9 @@ from foremoe.plan.split import link_slots
 
 
 class KnownRows(NamedTuple):
-    """What routes of rows follow from: what the plan says of them, int32, and where their numbers begin, int64.
+    """Input of routes: the plan's data of the rows, int32, and the start of each row's numbers, int64.
 
-    The numbers of a row are the experts of this source's pairs and, behind them, what `route_rows` writes, as `Route` names it:
+    The numbers of a row are the experts of this source's pairs, followed by the output of `route_rows`, named as in `Route`:
     `by_slot_Z`, `by_token_Z`, `by_slot_Y` and `by_arrival_Y`.
     """
 
@@ -29,7 +29,7 @@ class KnownRows(NamedTuple):
 
 @kernel
 def route_rows(low, high, rows, numbers_X, planned_N):
-    """Writes the permutations of every row behind its experts, and to bool `planned_N` whether its counts are the plan's."""
+    """Writes the permutations of every row after its experts, and to `planned_N` (bool) whether its counts match the plan."""
     for n in range(low, high):
         num_pairs = rows.num_pairs_N[n]
         numbers = numbers_X[rows.begin_N[n] : rows.begin_N[n + 1]]
@@ -41,7 +41,7 @@ def route_rows(low, high, rows, numbers_X, planned_N):
 
 @kernel
 def _place_pairs(n, rows, expert_Z, by_slot_Z, by_token_Z):
-    """In token order every pair takes the next place of its expert; returns whether exactly the planned places are taken."""
+    """Assigns the next place of its expert to each pair, in token order. Returns whether exactly the planned places are taken."""
     split_P, expert_GS = rows.split_NP[n], rows.expert_NGS[n]
     if split_P.sum() != expert_Z.size:
         return False
@@ -63,7 +63,7 @@ def _place_pairs(n, rows, expert_Z, by_slot_Z, by_token_Z):
 
 @kernel
 def _order_arrivals(received_GS, by_slot_Y, by_arrival_Y):
-    """Pairs arrive by source and then slot; experts want them by slot and then source."""
+    """Orders pairs from arrival (by source, then slot) to expert compute (by slot, then source)."""
     G, S = received_GS.shape
     arrival_GS, y = np.empty((G, S), np.int64), 0
     for g in range(G):

@@ -1,4 +1,4 @@
-"""Slots of all pairs of rows whose routing is known, for dispatchers that find their own ways: one pass over pairs."""
+"""Kernels that compute the slots of all pairs in rows with known routing, for dispatchers with their own communication."""
 
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ from foremoe.plan.split import link_slots
 
 
 class SlottedTables(NamedTuple):
-    """What slots follow from, int32, and where a row's numbers begin, int64: experts [T, K], slots [T, K] and holes [T]."""
+    """Input of slots, int32, and the start of each row's numbers, int64: experts [T, K], slots [T, K] and holes [T]."""
 
     begin_N: Array
     num_tokens_N: Array
@@ -24,7 +24,7 @@ class SlottedTables(NamedTuple):
 
 @kernel
 def slot_rows(low, high, rows, numbers_X, planned_N, num_known_N, num_holes_N):
-    """Writes slots and holes behind the experts of every row, how many pairs have one, and whether these are the plan's."""
+    """Writes slots and holes after every row's experts, the number of pairs with a slot, and whether these match the plan."""
     E, K = rows.num_experts, rows.num_topk
     slot_E, next_P, seen_E = np.empty(E, np.int64), np.empty(rows.split_NP.shape[1], np.int64), np.empty(E, np.int64)
     for n in range(low, high):
@@ -47,7 +47,7 @@ def slot_rows(low, high, rows, numbers_X, planned_N, num_known_N, num_holes_N):
                 slot_TK[t, k] = -1
                 if not known:
                     expert_TK[t, k] = k
-                elif seen_E[e] != t:  # an expert serves a token once
+                elif seen_E[e] != t:  # an expert serves a token only once
                     seen_E[e] = t
                     p = slot_E[e]
                     fits &= p >= 0

@@ -1,4 +1,4 @@
-"""Exact: replicas and quotas of a row together, as a mixed-integer program through SCIP."""
+"""`Exact`: chooses the replicas and quotas of a row together, as a mixed-integer program that SCIP solves."""
 
 import dataclasses
 import importlib.util
@@ -24,19 +24,21 @@ from foremoe.solvers.exact.model import Outcome, Pair, Program, Row
 
 @dataclass(frozen=True)
 class Exact(RankSolver):
-    """Finds the least largest rank load of every row, with a proof, or the best within a node limit.
+    """Minimises the largest rank load of every row and proves that it is optimal, or returns the best placement within a limit.
 
-    An oracle for tests and ablations and a usable solver for small groups: 16 experts on 4 ranks take about 20 ms a row and 32 on
-    8 under a second. A good start helps (``rank=(Search(effort=0), Exact())``): it is the program's first solution and caps the
-    load of every rank. It refuses the objective ``"time"``: seconds it does not prove. Solved by SCIP (Bestuzheva et al., arXiv
+    Use it as an oracle in tests and ablations, or as a solver for small groups. A row with 16 experts on 4 ranks takes about
+    20 ms, and one with 32 experts on 8 ranks takes under a second. A good start helps, as in
+    ``rank=(Search(effort=0), Exact())``, because it is the program's first solution and caps the load of every rank. `Exact`
+    refuses the objective ``"time"``, because it cannot prove times. The program is solved by SCIP (Bestuzheva et al., arXiv
     2112.08872) through PySCIPOpt.
 
-    ``stop_N`` is OPTIMAL where the bound meets the load, LIMIT where a limit came first, FELL_BACK where SCIP failed; ``bound_N``
-    is a proven lower bound in any case. A row is `start` itself unless it is better.
+    In the result, ``stop_N`` is OPTIMAL if the load equals the bound, LIMIT if a limit was reached first, and FELL_BACK if SCIP
+    failed. ``bound_N`` is always a proven lower bound. A row keeps `start` unless the solver found a better placement.
 
     Attributes:
-        node_limit: branch-and-bound nodes per row.
-        time_limit_s: wall-clock seconds per row; results depend on the machine then, so `deterministic` turns False.
+        node_limit: Maximum number of branch-and-bound nodes per row.
+        time_limit_s: Maximum wall-clock time per row in seconds, or None for no limit. With a limit, results depend on the
+            machine, so `deterministic` is False.
     """
 
     exact: ClassVar[bool] = True
@@ -52,17 +54,17 @@ class Exact(RankSolver):
 
     @property
     def deterministic(self) -> bool:  # type: ignore[override]
-        """False under a wall-clock limit."""
+        """Whether results are reproducible. False if `time_limit_s` is set."""
         return self.time_limit_s is None
 
     def refusal(self, problem: Problem) -> str | None:
-        """Refuses the objective ``"time"``."""
+        """Returns the reason to refuse the objective ``"time"``, or None for ``"balance"``."""
         if problem.cost.objective == "balance":
             return None
-        return "Exact proves the least largest rank load, not seconds; plan with the objective balance"
+        return "Exact minimises the largest rank load and cannot minimise time; plan with the objective balance"
 
     def solve(self, problem: Problem, start: Placement) -> Placement:
-        """Returns the placement of all rows; rows that a cancel left out keep `start`.
+        """Returns the placement of all rows. Rows that a cancellation skipped keep `start`.
 
         Raises:
             InputError: PySCIPOpt is not installed, or the objective is not ``"balance"``.
@@ -88,7 +90,7 @@ class Exact(RankSolver):
             if outcome is None:
                 failed_N[n] = True
                 return
-            # Optima are whole, and SCIP's tolerances cannot have pushed the bound above one.
+            # The optimum is an integer, and SCIP's tolerances are too small to push the bound above it.
             proven_N[n] = max(proven_N[n], math.ceil(outcome.bound - 0.01 - 1e-7 * outcome.bound))
             _write(row, outcome.quota, base_NGB[n], expert_NGS[n], quota_NGS[n])
 
@@ -110,21 +112,21 @@ class Exact(RankSolver):
         rounded = {p: float(round(q)) for p, q in outcome.quota.items()}
         if all(abs(q - rounded[p]) < 1e-3 for p, q in outcome.quota.items()):
             return outcome._replace(quota=rounded)
-        # The split came from an interior point of the program: the same replicas once more, with whole quotas.
+        # The split came from an interior point of the program, so it is solved again for the same replicas with whole quotas.
         split = Program(row, list(outcome.quota), whole=True)
         again = split.solve(node_limit=self.node_limit, time_limit_s=self.time_limit_s)
         return None if again is None else outcome._replace(quota={p: float(round(q)) for p, q in again.quota.items()})
 
 
 def _off_home(row: Row, placement: Placement, n: int) -> dict[Pair, float]:
-    """Quotas of one row that are served off their expert's home."""
+    """Returns the quotas of one row that replicas serve."""
     expert_GS, quota_GS = placement.expert_NGS[n], placement.quotas_NGS[n]
     used = zip(*np.nonzero(quota_GS), strict=True)
     return {(int(expert_GS[g, s]), int(g)): float(quota_GS[g, s]) for g, s in used if row.home_E[expert_GS[g, s]] != g}
 
 
 def _write(row: Row, quota: dict[Pair, float], base_GB: Array, expert_GS: Array, quota_GS: Array) -> None:
-    """Writes a row's quotas as canonical slots: replicas of a rank by ascending expert."""
+    """Writes a row's quotas in canonical form, with the replicas of each rank sorted by expert."""
     base = base_GB.shape[1]
     home_load_E = row.load_E.copy()
     next_slot_G = np.full(len(base_GB), base)

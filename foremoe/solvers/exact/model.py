@@ -1,7 +1,7 @@
 """The mixed-integer program of one row: which replicas to make and how to split every expert's tokens.
 
-Binary ``x[e, g]``: rank g holds a replica of expert e. ``y[e, g]``: pairs that it serves; what is left of an expert's load stays
-at its home.
+The binary variable ``x[e, g]`` says that rank g holds a replica of expert e. The variable ``y[e, g]`` is the number of pairs that
+this replica serves. The home serves the rest of the expert's load.
 """
 
 from dataclasses import dataclass
@@ -18,17 +18,17 @@ Pair = tuple[int, int]  # (expert, rank that is not its home)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Row:
-    """What the program needs to know of one row."""
+    """Input of the program for one row."""
 
     load_E: Array  # pairs of every expert
-    home_E: Array  # its home rank
+    home_E: Array  # home rank of every expert
     node_G: Array  # node of every rank
     redundant: int  # R
-    least_load: int  # the largest rank load cannot be smaller
-    most_load: int  # nor can it be larger in anything better than the start
+    least_load: int  # lower bound of the largest rank load
+    most_load: int  # largest rank load that still improves on the start
 
     def pairs(self, node_only: bool) -> list[Pair]:
-        """Every replica worth a variable: of an expert with load, off its home, and inside its home's node if so asked."""
+        """Returns all candidate replicas: experts with load on ranks other than their home, or only ranks of the home's node."""
         home_E, node_G = self.home_E, self.node_G
         may_EG = (self.load_E[:, None] > 0) & (home_E[:, None] != np.arange(len(node_G)))
         if node_only:
@@ -37,17 +37,17 @@ class Row:
 
 
 class Outcome(NamedTuple):
-    """What a program ended with."""
+    """Result of a program."""
 
-    quota: dict[Pair, float]  # by (expert, rank), off the homes
+    quota: dict[Pair, float]  # quotas of replicas, by (expert, rank)
     bound: float  # proven lower bound of the largest rank load
 
 
 class Program:
-    """A `Row` over some candidate pairs as a SCIP model.
+    """SCIP model of a `Row`, restricted to candidate replicas.
 
-    Pairs that are no candidates get no replica. With `whole`, quotas are whole numbers: for small programs, whose pairs are
-    chosen already.
+    Only candidates can get a replica. With `whole`, quotas are integers, which suits small programs whose replicas are already
+    chosen.
     """
 
     def __init__(self, row: Row, pairs: list[Pair], *, whole: bool = False) -> None:
@@ -61,7 +61,7 @@ class Program:
         self.y = {p: add(vtype="I" if whole else "C", lb=0.0, ub=most[p]) for p in pairs}
         G = len(row.node_G)
         reach: list[list[Pair]] = [[] for _ in range(G)]  # candidate replicas on each rank
-        leave: list[list[Pair]] = [[] for _ in range(G)]  # candidate replicas of the experts at home there
+        leave: list[list[Pair]] = [[] for _ in range(G)]  # candidate replicas of the experts at home on each rank
         by_expert: dict[int, list[Pair]] = {}
         for p in pairs:
             reach[p[1]].append(p)
@@ -82,7 +82,7 @@ class Program:
             constrain(moved + float(self.static_G[g]) <= self.peak)
 
     def start_from(self, quota: dict[Pair, float]) -> bool:
-        """Offers quotas as a first solution; False if the program does not allow them."""
+        """Offers quotas as a first solution. Returns False if the program rejects them."""
         if not all(p in self.x for p in quota):
             return False
         solution, load_G = self.model.createSol(), self.static_G.copy()
@@ -95,7 +95,7 @@ class Program:
         return bool(self.model.addSol(solution, free=True))
 
     def solve(self, *, node_limit: int, time_limit_s: float | None) -> Outcome | None:
-        """Runs SCIP to the end or a limit; None if it found no solution."""
+        """Runs SCIP to its end or to a limit. Returns None if it found no solution."""
         model = self.model
         model.hideOutput()
         model.setParams({
@@ -104,15 +104,15 @@ class Program:
             "misc/catchctrlc": False,
             "parallel/maxnthreads": 1,
             "lp/threads": 1,
-            # y <= load * x leaks load times this tolerance, which must stay far below one pair.
+            # The constraint y <= load * x leaks load times this tolerance, which must stay far below one pair.
             "numerics/feastol": 1e-7,
         })  # fmt: skip
         if time_limit_s is not None:
             model.setParams({"timing/clocktype": 2, "limits/time": time_limit_s})
-        optimize = model.optimizeNogil  # absent before PySCIPOpt 5.3, which must not pass for a failure of SCIP
+        optimize = model.optimizeNogil  # absent before PySCIPOpt 5.3; outside the try, which would hide its absence
         try:
             optimize()
-        except Exception:  # what PySCIPOpt raises when SCIP gives up: numerics of its LP, memory
+        except Exception:  # PySCIPOpt raises it when SCIP gives up, for numerical trouble in its LP or lack of memory
             return None
         if model.getNSols() == 0:
             return None

@@ -1,1 +1,1 @@
-"""Level home: experts to home slots."""
+"""Solvers of the *home* level, which assign experts to home slots."""

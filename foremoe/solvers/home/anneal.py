@@ -1,4 +1,4 @@
-"""Anneal: homes by annealed swaps on a smoothed sum over micro-steps of the largest load."""
+"""`Anneal`: homes found by annealed swaps that lower the largest load, summed over micro-steps and smoothed."""
 
 import math
 from dataclasses import dataclass
@@ -20,47 +20,48 @@ from foremoe.solvers.search.search import Search
 
 # Letters: M micro-steps, L layers, G ranks, V domains, E experts.
 
-# Where nearness counts, most of the value is a sum over experts: a shorter and colder search finds as much.
+# If distance to tokens counts, most of the objective is a sum over experts, so a shorter and colder search finds as much.
 _FEWER, _COLDER = 4, 10.0
 
 
 @dataclass(frozen=True)
 class Anneal(HomeSolver):
-    """Swaps experts of different nodes in each layer by simulated annealing, starting from the present homes.
+    """Swaps experts between nodes in each layer by simulated annealing, starting from the present homes.
 
-    Replicas inside a node even out its ranks, but only replicas between nodes even out the nodes: so homes have to lower the
-    largest node load (per rank of that node), summed over the step's micro-steps; the largest rank load where no rank has a
-    redundant slot. A sum of squares smooths it. Then experts settle on the ranks of their node so that few replicas even these
-    out.
+    Replicas inside a node balance its ranks, but only replicas between nodes balance the nodes. The objective is therefore the
+    largest node load per rank, summed over the micro-steps of the step. Without redundant slots, it is the largest rank load.
+    A sum of squares smooths the objective. Afterwards, experts are placed on the ranks of their node so that few replicas are
+    needed to balance these ranks.
 
-    Under ``"time"``, and where source ranks are known, homes also move closer to their tokens: the objective then adds the
-    seconds to dispatch every expert's pairs, and is not smoothed. Where replicas may go
-    anywhere, level homes cost more than they save: experts are placed rank by rank, and the excess of the largest rank load
-    counts `skew_weight` of its price. Nearness is worth most after `ExpertAware`, which gathers like sequences in a node.
+    Under ``"time"``, and if source ranks are known, homes also move closer to their tokens. The objective then adds the time to
+    dispatch every expert's pairs and is not smoothed. If replicas may go anywhere, balancing the homes costs more than it
+    saves. Experts are then placed rank by rank, and the excess of the largest rank load counts with the weight `skew_weight`.
+    Moving homes closer to tokens gains most after `ExpertAware`, which gathers similar sequences in a node.
 
-    Moves are priced, and a layer's homes change only if that pays:
+    Moves are priced, and a layer's homes change only if the gain exceeds the price:
 
-    * under ``"balance"``, moving every expert counts as `move_price` of the balanced sum, a single one its share of that; the
-      sum and the price together must fall by `min_gain`. With one node homes stay;
-    * under ``"time"``, weights and `state_bytes` per weight travel exposed; a layer takes as long as its busiest rank and link
-      class. The solvers of `trial` plan `trial_steps` of the micro-steps with both homes. The seconds saved over all
-      micro-steps, less the moves', must reach `min_gain` of the present seconds. Both are *model, uncalibrated*.
+    * Under ``"balance"``, moving all experts costs `move_price` of the balanced sum, and each expert costs its share of that.
+      The objective plus the price must fall by `min_gain`. With a single node, homes do not change.
+    * Under ``"time"``, moving the weights and `state_bytes` per weight is counted as exposed. A layer takes as long as its
+      busiest rank and link class. The solvers of `trial` plan `trial_steps` of the micro-steps with the present and the new
+      homes. The time saved over all micro-steps, minus the time of the moves, must reach `min_gain` of the present time. Both
+      times are *model, uncalibrated*.
 
-    Source: the swap annealing described for ReLibra (arXiv 2605.08639); objective, prices, schedule and proposals are our own.
+    Source: the swap annealing described for ReLibra (arXiv 2605.08639). Objective, prices, schedule and proposals are our own.
 
     Attributes:
-        sweeps: proposed swaps per expert.
-        temperature: at the start, as a share of the balanced sum.
-        cooling: final temperature over the first; the schedule is geometric.
-        smooth: weight of the squares; 0 looks at the largest load alone.
-        skew_weight: under ``"time"``, where replicas may go anywhere, the part of its price that a largest rank load keeps.
-        min_gain: smallest relative gain for which homes change.
-        move_price: under ``"balance"``, share of the balanced sum that moving all experts costs.
-        state_bytes: under ``"time"``, bytes that move with every weight of an expert: 12 for fp32 master weights and two fp32
-            moments; 4 if only compute homes swap and fp32 gradients travel back; 0 if weights alone move.
-        trial: under ``"time"``, the solvers that plan with both homes.
-        trial_steps: number of micro-steps that they plan.
-        seed: of the proposals.
+        sweeps: Number of proposed swaps per expert.
+        temperature: Initial temperature as a share of the balanced sum.
+        cooling: Final temperature divided by the initial one. The schedule is geometric.
+        smooth: Weight of the sum of squares. With 0, only the largest load counts.
+        skew_weight: Weight of the largest rank load under ``"time"`` if replicas may go anywhere. 1 is its full price.
+        min_gain: Smallest relative gain for which homes change.
+        move_price: Price of moving all experts under ``"balance"``, as a share of the balanced sum.
+        state_bytes: Bytes that move with every weight of an expert under ``"time"``: 12 for fp32 master weights and two fp32
+            moments, 4 if only compute homes are swapped and fp32 gradients are sent back, and 0 if only the weights move.
+        trial: Rank solvers that plan with the present and the new homes under ``"time"``.
+        trial_steps: Number of micro-steps that the solvers of `trial` plan.
+        seed: Seed of the proposals.
     """
 
     sweeps: int = 1000
@@ -87,7 +88,7 @@ class Anneal(HomeSolver):
             raise InputError(f"Anneal needs trial as a tuple of rank solvers such as (Search(effort=0),); got {self.trial!r}.")
 
     def solve(self, problem: Problem) -> Array:
-        """Returns ``home_LE`` int32; layers that a cancel left out keep their homes."""
+        """Returns ``home_LE``, int32. Layers that a cancellation skipped keep their homes."""
         home_LE, toll_L2 = problem.home_LE.copy(), self._toll_L2(problem)
         timed, rates = problem.cost.objective == "time", problem_rates(problem)
 
@@ -103,9 +104,10 @@ class Anneal(HomeSolver):
         return home_LE
 
     def value(self, load_ME: Array, rank_E: Array, domain_G: Array) -> float:
-        """Returns the largest domain load per rank, summed over micro-steps, over the balanced sum; 1 is perfect, 0 is no load.
+        """Returns the largest domain load per rank, summed over micro-steps and divided by the balanced sum.
 
-        `load_ME` are the pairs of one layer; a domain is a node, or a rank.
+        A perfect balance gives 1, and a layer without load gives 0. `load_ME` holds the pairs of one layer. A domain is a node
+        or a rank.
         """
         total = load_ME.sum(dtype=np.float64)
         if total == 0.0:
@@ -115,22 +117,29 @@ class Anneal(HomeSolver):
         return float(largest * len(domain_G) / total)
 
     def domains(self, problem: Problem) -> Array:
-        """int64 [G]: node of every rank; the rank itself without redundant slots, and where homes draw near unbound replicas."""
+        """Returns the domain of every rank, int64 [G].
+
+        The domain is the rank's node. It is the rank itself if there are no redundant slots, or if homes move closer to their
+        tokens and replicas may go anywhere.
+        """
         by_rank = problem.R == 0 or (_located(problem) and not _bound(problem))
         return np.arange(problem.G) if by_rank else problem.cluster.node_of_rank_G.astype(np.int64)
 
     def _toll_L2(self, problem: Problem) -> Array:
-        """float64 [L, 2]: what one expert's move costs inside its node and to another, as a share of the layer's balanced sum."""
+        """Returns the cost of moving one expert inside its node and between nodes, float64 [L, 2].
+
+        The cost is a share of the layer's balanced sum.
+        """
         if problem.cost.objective == "balance":
             return np.full((problem.L, 2), self.move_price / problem.E)
-        # Moves spread over the ranks: each holds up all of them for its share of the time.
+        # Moves are spread over the ranks, so each move delays all ranks for its share of the time.
         move_2 = np.array(move_seconds(problem, self.state_bytes)) / problem.G
         mean_L1 = problem.load_MLE.sum(axis=(0, 2), dtype=np.float64)[:, None] / problem.G
         balanced_L1 = problem_rates(problem).pair_s * mean_L1
         return np.divide(move_2, balanced_L1, out=np.zeros((problem.L, 2)), where=balanced_L1 > 0.0)
 
     def _send_EV(self, problem: Problem, layer: int, domain_G: Array, rates: Rates) -> Array:
-        """float64 [E, V]: seconds over all micro-steps to dispatch every expert's pairs if a domain serves them all."""
+        """Returns seconds over all micro-steps to dispatch every expert's pairs if one domain serves them all, float64 [E, V]."""
         assert problem.load_MLGE is not None
         node_G = problem.cluster.node_of_rank_G
         load_GE = problem.load_MLGE[:, layer].sum(axis=0, dtype=np.float64)
@@ -142,7 +151,7 @@ class Anneal(HomeSolver):
         return (mean_VG @ send_GE).T
 
     def _layer(self, problem: Problem, layer: int, toll_2: Array, rates: Rates) -> Array:
-        """The layer's new home slots, or the present ones where changing them cannot pay."""
+        """Returns the layer's new home slots, or the present ones if changing them cannot pay."""
         load_ME, home_E, domain_G = problem.load_MLE[:, layer], problem.home_LE[layer], self.domains(problem)
         node_G, located, timed = problem.cluster.node_of_rank_G, _located(problem), problem.cost.objective == "time"
         now_E = (home_E // problem.B).astype(np.int64)
@@ -150,7 +159,7 @@ class Anneal(HomeSolver):
         several = int(domain_G.max()) > 0
         if before == 0.0 or problem.G == 1:
             return home_E
-        # No homes do better than perfect balance; under "time" they may still draw near, or need fewer replicas in one node.
+        # Perfect balance is a lower bound. Under "time", homes may still move closer to tokens or need fewer replicas in a node.
         if not located and (several or not timed) and (1.0 - self.min_gain) * before < 1.0:
             return home_E
         loads, domain_E = scaled(load_ME, domain_G), domain_G[now_E]
@@ -163,13 +172,13 @@ class Anneal(HomeSolver):
             if located:
                 unit_s = rates.pair_s * load_ME.sum(dtype=np.float64) / (problem.G * balanced)
                 cost_EV += self._send_EV(problem, layer, domain_G, rates) / unit_s
-            # Less weight for loads is more weight for all else.
+            # A smaller weight of loads is expressed as a larger weight of all other terms.
             weight = self.skew_weight if located and problem.R > 0 and not _bound(problem) else 1.0
             cost_EV = np.rint(np.minimum(cost_EV, 1e6 * balanced) / weight).astype(np.int64)
             smooth, sweeps, heat = float(self.smooth), self.sweeps, float(self.temperature) * balanced
             if located:
                 smooth, sweeps, heat = 0.0, -(-sweeps // _FEWER), heat / (_COLDER * weight)
-            # Seeded by the model's own layer number: a layer's homes do not depend on which others are planned with it.
+            # The seed depends on the model's own layer number, so a layer's homes do not depend on the other planned layers.
             seed = np.uint64((self.seed * 0x9E3779B97F4A7C15 + int(problem.moe_layer_L[layer])) % 2**64)
             anneal(loads, cost_EV, smooth, Cooling(sweeps * problem.E, heat, float(self.cooling)), seed, domain_E)
         by_rank = len(loads.weight_V) == problem.G
@@ -184,10 +193,10 @@ class Anneal(HomeSolver):
 
 
 def _located(problem: Problem) -> bool:
-    """True if nearness of homes to tokens counts."""
+    """Returns True if the distance between homes and tokens counts."""
     return problem.cost.objective == "time" and problem.load_MLGE is not None
 
 
 def _bound(problem: Problem) -> bool:
-    """True if replicas stay inside one of several nodes."""
+    """Returns True if there are several nodes and replicas must stay inside their home's node."""
     return problem.replicas == "node" and problem.cluster.num_nodes > 1

@@ -1,4 +1,4 @@
-"""Keep: the home level that moves nothing."""
+"""`Keep`: leaves all homes unchanged."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from foremoe.problem.problem import Problem
 
 @dataclass(frozen=True)
 class Keep(HomeSolver):
-    """Keeps every expert at its present home. The default, as moving homes moves master weights and optimizer state."""
+    """Keeps every expert at its present home. The default, because moving a home moves master weights and optimizer state."""
 
     def solve(self, problem: Problem) -> Array:
         """Returns ``problem.home_LE``."""

@@ -1,4 +1,4 @@
-"""Lpt: homes by longest processing time first, and what home solvers share: base slots and names of ranks with few moves."""
+"""`Lpt`: homes by longest processing time first. Also functions that home solvers share to assign base slots with few moves."""
 
 from dataclasses import dataclass
 
@@ -17,13 +17,14 @@ from foremoe.problem.problem import Problem
 class Lpt(HomeSolver):
     """Assigns the experts of a layer, heaviest first, to the least loaded node and its least loaded rank, once per step.
 
-    Quick and blind to how loads move between micro-steps; `Anneal` starts from it. Loads are per rank of the node, so nodes of
-    unequal size get their share; every rank gets exactly B experts. Among equal choices an expert keeps its present node and
-    rank, then the lowest index wins. Source: R. L. Graham, "Bounds on multiprocessing timing anomalies" (1969).
+    It is quick but ignores how loads change between micro-steps. `Anneal` starts from it. A node's load is divided by its number
+    of ranks, so nodes of unequal size get their share. Every rank gets exactly B experts. Among equal choices, an expert keeps
+    its present node and rank, and otherwise the lowest index wins. Source: R. L. Graham, "Bounds on multiprocessing timing
+    anomalies" (1969).
     """
 
     def solve(self, problem: Problem) -> Array:
-        """Returns ``home_LE`` int32; layers that a cancel left out keep their homes."""
+        """Returns ``home_LE``, int32. Layers that a cancellation skipped keep their homes."""
         home_LE, node_G = problem.home_LE.copy(), problem.cluster.node_of_rank_G
         load_LE = problem.load_MLE.sum(axis=0, dtype=np.int64)
 
@@ -38,7 +39,7 @@ class Lpt(HomeSolver):
 
 @kernel
 def lpt_ranks(load_E, now_E, node_G):
-    """int64 [E]: the rank that `Lpt` gives every expert, whose pairs over the step and present rank are given."""
+    """Returns the rank that `Lpt` gives every expert, int64 [E], from the step's pairs and the present ranks."""
     G, E = node_G.size, load_E.size
     base = E // G
     ranks_V = np.bincount(node_G)
@@ -49,7 +50,7 @@ def lpt_ranks(load_E, now_E, node_G):
         home = now_E[e]
         node = node_G[home] if room_V[node_G[home]] > 0 else -1
         for v in range(num_nodes):
-            # Loads per rank, compared as whole numbers.
+            # Compare loads per rank as integers.
             if room_V[v] > 0 and (node < 0 or load_V[v] * ranks_V[node] < load_V[node] * ranks_V[v]):
                 node = v
         rank = home if node_G[home] == node and room_G[home] > 0 else -1
@@ -65,11 +66,11 @@ def lpt_ranks(load_E, now_E, node_G):
 
 
 def few_moves(rank_E: Array, now_E: Array, node_G: Array, rename_nodes: bool = True) -> Array:
-    """The same grouping of experts with ranks renamed so that more experts stay where they are.
+    """Renumbers ranks without changing the grouping of experts, so that fewer experts move.
 
-    Nodes of equal size are renamed first, then ranks inside their node, each time the pair with the largest overlap first. A
-    renaming changes no load balance, only how many experts move; it is kept only where fewer do. Nodes keep their names where
-    tokens have been taken into account, which do not move with the name.
+    Nodes of equal size are renumbered first, then ranks inside their node, starting from the largest overlap of old and new
+    experts. Renumbering does not change the balance, only the number of experts that move, and is kept only if fewer move. With
+    `rename_nodes` False, nodes keep their numbers, because tokens were taken into account and do not move with the number.
     """
     num_nodes, G = int(node_G.max()) + 1, len(node_G)
     ranks_V = [np.flatnonzero(node_G == v) for v in range(num_nodes)]
@@ -90,7 +91,7 @@ def _overlap(new_E: Array, now_E: Array, num: int) -> Array:
 
 
 def _match(overlap: Array) -> Array:
-    """A permutation: for every new group the old name it takes, largest overlap first, ties by lowest index."""
+    """Returns the old number for every new group, assigned by largest overlap, with ties by lowest index."""
     num = len(overlap)
     name = np.full(num, -1)
     taken = np.zeros(num, bool)
@@ -104,15 +105,15 @@ def _match(overlap: Array) -> Array:
 
 
 def home_slots(rank_E: Array, home_E: Array, num_base: int) -> Array:
-    """int32 [E]: home slots for experts whose ranks are given.
+    """Returns home slots for experts whose ranks are given, int32 [E].
 
-    An expert that stays on its rank keeps its base slot; the others take the free ones, lowest expert first.
+    An expert that stays on its rank keeps its base slot. The others take the free slots, lowest expert first.
     """
     stays_E = rank_E == home_E // num_base
     new_E = np.where(stays_E, home_E, -1)
     free = np.ones(len(rank_E), bool)
     free[home_E[stays_E]] = False
-    # Free slots and movers, both by rank and then by index, pair up one to one: every rank has as many of each.
+    # Every rank has as many free slots as arriving experts, so both lists, sorted by rank and index, match one to one.
     movers = np.flatnonzero(~stays_E)
     new_E[movers[np.argsort(rank_E[movers], kind="stable")]] = np.flatnonzero(free)
     return new_E.astype(np.int32)

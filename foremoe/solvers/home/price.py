@@ -1,4 +1,4 @@
-"""What a change of homes costs and saves, in seconds, for the objective ``"time"``."""
+"""Cost and savings of a change of homes in seconds, for the objective ``"time"``."""
 
 import dataclasses
 
@@ -13,12 +13,12 @@ from foremoe.problem.problem import Problem
 
 
 def move_seconds(problem: Problem, state_bytes: float) -> tuple[float, float]:
-    """Seconds that one expert, with `state_bytes` more per weight, takes on a rank's link: inside its node, and to another."""
+    """Returns seconds to move one expert, with `state_bytes` more per weight, inside its node and between nodes."""
     return problem.cluster.copy_seconds(problem.model.expert_bytes + problem.model.expert_params * state_bytes)[:2]
 
 
 def price_L(problem: Problem, home_LE: Array, state_bytes: float) -> Array:
-    """float64 [L]: seconds from the present homes to `home_LE`, layer after layer, exposed.
+    """Returns exposed seconds of every layer to move experts from the present homes to `home_LE`, float64 [L].
 
     A layer takes as long as its busiest rank, direction and link class, as in `CostModel`.
     """
@@ -34,12 +34,15 @@ def price_L(problem: Problem, home_LE: Array, state_bytes: float) -> Array:
 
 
 def row_seconds_L(problem: Problem, home_LE: Array, rank: tuple[RankSolver, ...], num_steps: int) -> Array:
-    """float64 [L]: seconds of all micro-steps with homes `home_LE`, from `num_steps` of them planned by the solvers `rank`."""
+    """Returns estimated seconds of all micro-steps with homes `home_LE`, float64 [L].
+
+    The solvers `rank` plan `num_steps` of the micro-steps, from which the total is estimated.
+    """
     num = min(num_steps, problem.M)
     chosen = (2 * np.arange(num) + 1) * problem.M // (2 * num)
     seconds_L = np.zeros(problem.L)
     for m in chosen:
-        # What slots hold belongs to the present homes; both sides start from empty ones.
+        # Replicas already in slots belong to the present homes, so both plans start from empty slots.
         step = dataclasses.replace(problem[int(m) : int(m) + 1], home_LE=home_LE)
         placement = step.static()
         best_N = row_objective(step, placement)

@@ -1,7 +1,7 @@
-"""Kernels of the home level: swaps of experts between domains, annealed, and swaps between the ranks of a node.
+"""Kernels of the home level: annealed swaps of experts between domains, and swaps between the ranks of a node.
 
-Loads are whole numbers (`scaled`), so an incremental sum is the sum recounted, bit for bit. A domain is a node, or a rank where
-no replica evens out the ranks of a node.
+Loads are integers (see `scaled`), so an incremental sum equals the recounted sum bit for bit. A domain is a node, or a rank if no
+replica balances the ranks of a node.
 """
 
 from typing import NamedTuple
@@ -14,30 +14,30 @@ from foremoe.base.random import next_random
 
 # Letters: M micro-steps, G ranks, V domains, E experts; P positions, those of one domain side by side; Q quantiles.
 
-# Bits that a sum over micro-steps and domains may take: its square, and sums of such squares, then fit int64.
+# Maximum bits of a sum over micro-steps and domains, so that its square, and sums of such squares, fit int64.
 _SUM_BITS = 30
 # Domains of unequal size are weighted in steps of 1 / _STEPS.
 _STEPS = 64
 # Proposals at one temperature.
 _AT_ONCE = 64
-# -log of the uniform draws of the Metropolis rule; a table is quicker than a logarithm per proposal.
+# -log of the uniform draws of the Metropolis rule. A table is faster than a logarithm per proposal.
 _DROP_Q = -np.log((np.arange(1024) + 0.5) / 1024)
-# Passes over all pairs inside the nodes; the search nearly always ends earlier, without a pair left to swap.
+# Maximum number of passes over all swaps inside the nodes. The search nearly always ends earlier, when no swap helps.
 _PASSES = 20
-# A swap inside a node lowers the sum of squares by at least this share of the balanced sum, or it is not worth the move.
+# A swap inside a node is made only if it lowers the sum of squares by at least this share of the balanced sum.
 _WORTH = 1e-4
 
 
 class Loads(NamedTuple):
-    """Loads of a layer in whole numbers."""
+    """Loads of a layer as integers."""
 
     load_EM: Array  # int64, load of every expert and micro-step
-    weight_V: Array  # int64, what a domain's load is multiplied by to compare domains of unequal size
+    weight_V: Array  # int64, factor of every domain's load that makes domains of unequal size comparable
     even: int  # weighted load of every domain and micro-step in perfect balance
 
 
 class Domains(NamedTuple):
-    """Weighted loads of domains, int64, and the two largest of every micro-step."""
+    """Weighted loads of domains, int64, and the two largest loads of every micro-step."""
 
     load_VM: Array  # weighted load
     first_M: Array  # the largest
@@ -49,14 +49,14 @@ class Cooling(NamedTuple):
     """Schedule of the temperature."""
 
     num_proposals: int
-    heat: float  # at the start, in units of the loads
-    end: float  # at the end, over that at the start
+    heat: float  # initial temperature in units of the loads
+    end: float  # final temperature divided by the initial one
 
 
 def scaled(load_ME: Array, domain_G: Array) -> Loads:
-    """Loads of a layer in whole numbers; a domain's weighted load is its load per rank.
+    """Returns loads of a layer as integers. A domain's weighted load is its load per rank.
 
-    Loads are rounded to at least one in a million of a domain's mean, unless micro-steps times domains exceed a thousand.
+    Rounding errors are at most a millionth of a domain's mean, unless micro-steps times domains exceed a thousand.
     """
     size_V = np.bincount(domain_G)
     steps = 1 if (size_V == size_V[0]).all() else _STEPS
@@ -70,7 +70,7 @@ def scaled(load_ME: Array, domain_G: Array) -> Loads:
 
 @kernel
 def domains_of(loads, domain_E):
-    """`Domains` of experts whose domains are given."""
+    """Returns the `Domains` for a given domain of every expert."""
     M = loads.load_EM.shape[1]
     load_VM = np.zeros((loads.weight_V.size, M), np.int64)
     for e in range(domain_E.size):
@@ -82,7 +82,7 @@ def domains_of(loads, domain_E):
 
 @kernel
 def find_largest(domains):
-    """Fills in the two largest loads of every micro-step, and the domain of the first."""
+    """Fills in the two largest loads of every micro-step and the domain with the largest one."""
     first_M, second_M, owner_M = domains.first_M, domains.second_M, domains.owner_M
     first_M[:], second_M[:], owner_M[:] = -1, -1, -1
     for v in range(domains.load_VM.shape[0]):
@@ -96,15 +96,17 @@ def find_largest(domains):
 
 @kernel
 def swap_effect(loads, domains, e, f, a, b):
-    """The new sum over micro-steps of the largest load, and the growth of the sum of squares, if experts e of domain a and f of
-    domain b are swapped."""
+    """Returns the effect of swapping expert e of domain a and expert f of domain b.
+
+    The effect is the new largest load, summed over micro-steps, and the growth of the sum of squares.
+    """
     load_e_M, load_f_M, load_a_M, load_b_M = loads.load_EM[e], loads.load_EM[f], domains.load_VM[a], domains.load_VM[b]
     weight_a, weight_b, owner_M = loads.weight_V[a], loads.weight_V[b], domains.owner_M
     largest = squares = np.int64(0)
     for m in range(load_a_M.size):
         more = load_f_M[m] - load_e_M[m]
         up, down = more * weight_a, more * weight_b
-        # Where the two have both the largest loads, the second is theirs, and one of them stays at or above it.
+        # If a and b have the two largest loads, one of them stays at or above the second largest load.
         rest = domains.first_M[m] if (owner_M[m] != a) & (owner_M[m] != b) else domains.second_M[m]
         largest += max(max(load_a_M[m] + up, load_b_M[m] - down), rest)
         squares += up * (2 * load_a_M[m] + up) - down * (2 * load_b_M[m] - down)
@@ -113,11 +115,11 @@ def swap_effect(loads, domains, e, f, a, b):
 
 @kernel
 def anneal(loads, cost_EV, smooth, cooling, seed, domain_E):
-    """Improves `domain_E` in place by swaps of two experts; it ends at the best found, the start included.
+    """Improves `domain_E` in place by swaps of two experts and returns to the best assignment found, which may be the start.
 
-    The best has the least sum over micro-steps of the largest load plus what every expert costs in its domain. Swaps are
-    judged by that plus ``smooth / (2 * even)`` times the sum of squares, which tells a swap that helps the second most loaded
-    domain from one that is of no use. `cost_EV` is int64, in units of the loads. The temperature falls geometrically.
+    The best assignment minimises the largest load, summed over micro-steps, plus the cost of every expert in its domain. Swaps
+    are accepted by that objective plus ``smooth / (2 * even)`` times the sum of squares. The squares reward a swap that helps
+    only the second most loaded domain. `cost_EV` is int64, in units of the loads. The temperature falls geometrically.
     """
     E, M = loads.load_EM.shape
     load_EM, weight_V, heat = loads.load_EM, loads.weight_V, cooling.heat
@@ -157,10 +159,10 @@ def anneal(loads, cost_EV, smooth, cooling, seed, domain_E):
 
 @kernel
 def settle_inside(load_EM, node_E, now_E, node_G):
-    """int64 [E]: ranks for experts whose nodes are given, so that few replicas even them out.
+    """Returns ranks for experts whose nodes are given, int64 [E], so that few replicas balance the ranks.
 
-    An expert that stays in its node keeps its rank; the others, by falling load, take the least loaded ranks with room. Then
-    experts of a node swap ranks as long as that lowers the sum of squared rank loads over all micro-steps.
+    An expert that stays in its node keeps its rank. The others, in order of decreasing load, take the least loaded ranks with
+    room. Then experts of a node swap ranks while that lowers the sum of squared rank loads over all micro-steps.
     """
     E, M = load_EM.shape
     G = node_G.size
@@ -190,7 +192,7 @@ def settle_inside(load_EM, node_E, now_E, node_G):
                 a, b = rank_E[e], rank_E[f]
                 if a == b or node_E[e] != node_E[f]:
                     continue
-                growth = np.int64(0)  # half of it
+                growth = np.int64(0)  # half of the growth
                 for m in range(M):
                     more = load_EM[f, m] - load_EM[e, m]
                     growth += more * (load_GM[a, m] - load_GM[b, m] + more)

@@ -1,1 +1,1 @@
-"""Level pack: sequences to micro-steps and ranks."""
+"""Solvers of the *pack* level, which assign sequences to micro-steps and ranks."""

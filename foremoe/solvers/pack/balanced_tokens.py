@@ -1,4 +1,4 @@
-"""Level pack: micro-steps and ranks balanced by tokens and attention alone, blind to experts."""
+"""`BalancedTokens`: balances micro-steps and ranks by tokens and attention alone, ignoring experts."""
 
 import contextlib
 from dataclasses import dataclass
@@ -16,19 +16,25 @@ from foremoe.workload.packing import AsGiven, sample_groups
 
 # Letters: M micro-steps, G ranks, Q sequences, I places of an order of sequences.
 
-# Stands in where a trace names no known model: only the ratios of its figures matter.
+# Used if a trace does not name a known model. Only the ratios of its dimensions matter.
 _USUAL_MODEL = "qwen3-30b-a3b"
 
 
 @dataclass(frozen=True, slots=True)
 class BalancedTokens(PackSolver):
-    """Packs like trainers with balanced batches: as few micro-steps as fit, with the same attention on every rank.
+    """Packs like trainers with balanced batches: as few micro-steps as possible, with equal attention work on all ranks.
 
-    Micro-steps are formed in several ways: longest sequences first, each to the emptiest micro-step, or to the fullest with
-    room; by length, next-fit; and as given. In a micro-step the sequence with most attention goes first, each to the rank with
-    least so far that has room: up to tokens_per_rank, or what `AsGiven` puts on its fullest rank where that is more. The way
-    with the fewest micro-steps is kept, then the one with the least attention of the slowest ranks, summed over micro-steps:
-    never more micro-steps than `AsGiven`, and at equal ones never more attention.
+    Micro-steps are formed in four ways:
+
+    * longest sequence first, each to the emptiest micro-step,
+    * longest sequence first, each to the fullest micro-step with room,
+    * by length, next-fit,
+    * as given.
+
+    In a micro-step, sequences are assigned in order of decreasing attention work, each to the rank that has the least so far and
+    still has room. A rank has room for tokens_per_rank tokens, or for as many as `AsGiven` puts on its fullest rank if that is
+    more. The packing with the fewest micro-steps is chosen. Ties go to the least attention work on the slowest rank, summed over
+    micro-steps. The result never has more micro-steps than `AsGiven`, and with equally many it never has more attention work.
 
     Source: LPT is R. L. Graham, "Bounds on multiprocessing timing anomalies" (1969).
     """
@@ -36,7 +42,7 @@ class BalancedTokens(PackSolver):
     def solve(
         self, trace: RoutingTrace, *, num_ranks: int, tokens_per_rank: int, sample_group_Q: Array | None = None, seed: int = 0
     ) -> tuple[Array, Array]:
-        """As `PackSolver.solve`; `seed` has no effect."""
+        """Packs the sequences as described in `PackSolver.solve`. `seed` has no effect."""
         given = AsGiven().solve(trace, num_ranks=num_ranks, tokens_per_rank=tokens_per_rank, sample_group_Q=sample_group_Q)
         group_Q = sample_groups(sample_group_Q, trace.Q)
         attention_Q = attention_flops(trace)
@@ -58,7 +64,7 @@ class BalancedTokens(PackSolver):
 
 
 def model_of(trace: RoutingTrace) -> Model:
-    """The trace's own model, else the only preset of its shape, else a usual one."""
+    """Returns the trace's own model, or else the only preset of its shape, or else a common model."""
     with contextlib.suppress(InputError):
         return Model.preset(trace.model or "")
     found = Model.matching(trace.L, trace.num_experts, trace.K)
@@ -66,25 +72,25 @@ def model_of(trace: RoutingTrace) -> Model:
 
 
 def attention_flops(trace: RoutingTrace) -> Array:
-    """float64 [Q], whole numbers: forward FLOPs of one layer's attention for every sequence."""
+    """Returns forward FLOPs of one layer's attention for every sequence, integers as float64 [Q]."""
     lengths_Q = trace.seq_len_Q.astype(np.float64)
     return np.rint(model_of(trace).attention_flops(lengths_Q, lengths_Q**2))
 
 
 def rank_tokens(seq_len_Q: Array, micro_step_Q: Array, rank_Q: Array, num_ranks: int) -> Array:
-    """int64 [M, G]: tokens on every rank."""
+    """Returns the number of tokens on every rank, int64 [M, G]."""
     return sum_cells(micro_step_Q, rank_Q, num_ranks, seq_len_Q).astype(np.int64)
 
 
 def slowest_attention(attention_Q: Array, micro_step_Q: Array, rank_Q: Array, num_ranks: int) -> float:
-    """Attention of the rank with the most of it, summed over micro-steps."""
+    """Returns the largest attention work of a rank, summed over micro-steps."""
     return float(sum_cells(micro_step_Q, rank_Q, num_ranks, attention_Q).max(axis=1).sum())
 
 
 def _pack_group(
     len_Q: Array, attention_Q: Array, given_step_Q: Array, given_rank_Q: Array, num_ranks: int, tokens_per_rank: int
 ) -> tuple[Array, Array, int]:
-    """Micro-step and rank of the sequences of one group, none over the budget; and the number of micro-steps."""
+    """Packs the sequences of one group within the budget. Returns their micro-steps and ranks and the number of micro-steps."""
     budget, num_given = num_ranks * tokens_per_rank, int(given_step_Q.max()) + 1
     room = max(tokens_per_rank, int(rank_tokens(len_Q, given_step_Q, given_rank_Q, num_ranks).max()))
     longest_I = np.argsort(-len_Q, kind="stable")
@@ -110,9 +116,10 @@ def _pack_group(
 
 @kernel
 def _fill(order_I, len_Q, budget, num, emptiest):
-    """Micro-step of every sequence, dealt in order to the emptiest of `num` or to the fullest with room; -1 if not all fit.
+    """Assigns sequences in order to the emptiest of `num` micro-steps, or to the fullest with room.
 
-    The fullest with room leaves micro-steps empty that it does not need; these have the highest numbers.
+    Returns the micro-step of every sequence, or -1 if not all sequences fit. Filling the fullest first may leave micro-steps
+    empty. These have the highest numbers.
     """
     tokens_M = np.zeros(num, np.int64)
     step_Q = np.full(len_Q.size, -1, np.int64)
@@ -145,7 +152,7 @@ def _next_fit(order_I, len_Q, budget):
 
 @kernel
 def _assign_ranks(order_I, len_Q, attention_Q, step_Q, num, num_ranks, room):
-    """Rank of every sequence, dealt in order to the rank with least attention that has room, else with fewest tokens."""
+    """Assigns sequences in order to the rank with room that has the least attention work, or else to that with fewest tokens."""
     tokens_MG, attention_MG = np.zeros((num, num_ranks), np.int64), np.zeros((num, num_ranks))
     rank_Q = np.empty(len_Q.size, np.int64)
     for q in order_I:

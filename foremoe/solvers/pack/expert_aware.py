@@ -1,4 +1,4 @@
-"""Level pack: micro-steps and ranks by the predicted time of the stage: attention, rank load and dispatch."""
+"""`ExpertAware`: packs sequences for the shortest predicted stage, from attention, rank load and dispatch."""
 
 from dataclasses import dataclass
 
@@ -19,29 +19,32 @@ from foremoe.workload.packing import AsGiven, sample_groups
 
 @dataclass(frozen=True, slots=True)
 class ExpertAware(PackSolver):
-    """Packs for the shortest predicted stage, with annealed moves and swaps of sequences between micro-steps and ranks.
+    """Packs sequences for the shortest predicted stage, with annealed moves and swaps between micro-steps and ranks.
 
-    The objective is the cost model's: per micro-step the attention of the slowest rank, per row the load of the busiest rank, and
-    the pairs that leave their rank or node, which fall when a sequence starts where its experts live. Replicas
-    make loads nearly even under any packing, so only `skew_weight` of the busiest rank's excess over the mean counts. They also
-    shorten the way of tokens: each of several nodes is assumed to serve its own experts and, one per redundant slot, those that
-    its sequences want most over the whole step. So sequences of like expert use gather in a node, and the home level can
-    move experts to them. The search alternates: sequences for given replicas, then replicas for given sequences. It starts from
-    `AsGiven` or `BalancedTokens`, whichever is better under the objective, and is never worse than either.
+    The objective follows the cost model. It adds the attention of the slowest rank per micro-step, the load of the busiest rank
+    per row, and the dispatch of pairs that leave their rank or node. Dispatch falls if a sequence is on the node of its experts.
+    Replicas make loads nearly even under any packing, so the busiest rank's excess over the mean counts only with `skew_weight`.
+    Replicas also shorten dispatch. With several nodes, each node is assumed to serve its own experts and, one per redundant
+    slot, those that its sequences want most over the whole step. Sequences with similar expert use therefore gather in a node,
+    and the home level can move experts to them.
 
-    Homes are contiguous unless `solve` is given others. Holds tables of 4 * Q * L * G and 4 * Q * min(L, 16) * E bytes. The model
-    is the trace's own (where it names no preset, qwen3-30b-a3b stands in: only ratios matter), the stage an update.
+    The search alternates between optimising sequences for given replicas and choosing replicas for given sequences. It starts
+    from `AsGiven` or `BalancedTokens`, whichever is better under the objective, and is never worse than either.
+
+    Homes are contiguous unless they are passed to `solve`. The tables take 4 * Q * L * G and 4 * Q * min(L, 16) * E bytes. The
+    objective is computed for an update of the trace's own model. If the trace does not name a preset, qwen3-30b-a3b is used
+    instead, because only ratios matter.
 
     Attributes:
-        skew_weight: price of a pair by which the busiest rank exceeds the mean, as a part of its price without replicas.
-            1: packing alone, no replicas. The default suits one redundant slot per rank.
-        redundant: slots per rank whose replicas bring tokens nearer; 0: none do.
-        rounds: times that replicas are foreseen; `sweeps` are divided among the rounds.
-        cluster: a preset of `Cluster`: what attention, expert compute and links cost.
-        ranks_per_node: None: the preset's own.
-        locality: Whether to price the pairs that leave their rank and node; packers that see loads only do not.
-        sweeps: proposed changes per sequence.
-        temperature: at the start, as a part of the mean cost of one sequence; it falls geometrically to a hundredth.
+        skew_weight: Price of the pairs by which the busiest rank exceeds the mean, relative to their price without replicas.
+            1 suits packing alone, without replicas. The default suits one redundant slot per rank.
+        redundant: Redundant slots per rank whose replicas are assumed to shorten dispatch. 0 assumes no replicas.
+        rounds: Number of rounds in which replicas are chosen again. The `sweeps` are divided among the rounds.
+        cluster: Name of a `Cluster` preset, from which the costs of attention, expert compute and links are taken.
+        ranks_per_node: Ranks per node. Defaults to those of the preset.
+        locality: Whether to price the pairs that leave their rank and node. With False, only loads count.
+        sweeps: Number of proposed changes per sequence.
+        temperature: Initial temperature relative to the mean cost of one sequence. It falls geometrically to a hundredth.
     """
 
     skew_weight: float = 0.1
@@ -65,12 +68,13 @@ class ExpertAware(PackSolver):
         self, trace: RoutingTrace, *, num_ranks: int, tokens_per_rank: int, sample_group_Q: Array | None = None, seed: int = 0,
         home_LE: Array | None = None,
     ) -> tuple[Array, Array]:  # fmt: skip
-        """As `PackSolver.solve`, with homes; `seed` is of the proposals.
+        """Packs the sequences as described in `PackSolver.solve`, optionally for given homes.
 
-        No rank of a micro-step within the budget holds more tokens than tokens_per_rank or the fullest rank of the start.
+        In a micro-step within the budget, no rank holds more tokens than tokens_per_rank or the fullest rank of the start.
 
         Args:
-            home_LE: home slots [L, E] if they are known already; default: contiguous.
+            seed: Seed of the proposals.
+            home_LE: Home slots [L, E], if they are already known. Defaults to contiguous homes.
         """
         starts = [
             packer.solve(trace, num_ranks=num_ranks, tokens_per_rank=tokens_per_rank, sample_group_Q=sample_group_Q)
@@ -84,7 +88,7 @@ class ExpertAware(PackSolver):
         budget = num_ranks * tokens_per_rank
         tokens_MG = rank_tokens(trace.seq_len_Q, *best, num_ranks)
         room = max(tokens_per_rank, int(tokens_MG[tokens_MG.sum(axis=1) <= budget].max(initial=0)))
-        # Sequences of like length are neighbours in their group: most swaps that keep to the limits are of such.
+        # Sequences of similar length are neighbours in their group, because most swaps within the limits exchange such sequences.
         order_Q = np.lexsort((trace.seq_len_Q, group_Q))
         low_Q = np.searchsorted(group_Q, group_Q, side="left")
         high_Q = np.searchsorted(group_Q, group_Q, side="right")
@@ -102,7 +106,7 @@ class ExpertAware(PackSolver):
                 rank_tokens(trace.seq_len_Q, *best, num_ranks),
             )  # fmt: skip
             found = micro_step_Q.astype(np.int32), rank_Q.astype(np.int32)
-            # The search never ends worse than it began, but adds up in another order.
+            # The search never ends worse than it began, but its sums are rounded differently.
             if value.seconds(*found) < value.seconds(*best):
                 best = found
         return best
@@ -112,8 +116,8 @@ class ExpertAware(PackSolver):
     ) -> float:
         """Returns the predicted seconds of an update stage, uncalibrated, which the packer minimises.
 
-        With ``skew_weight=1, redundant=0`` they are those of `CostModel` without replicas, where every expert of the busiest rank
-        has load.
+        With ``skew_weight=1, redundant=0`` the result equals that of `CostModel` without replicas, provided that every expert of
+        the busiest rank has load.
         """
         return self._value(trace, num_ranks, home_LE).seconds(micro_step_Q, rank_Q)
 
@@ -123,5 +127,5 @@ class ExpertAware(PackSolver):
 
 
 def _padded(array_Q: Array) -> Array:
-    """`array_Q` with a last entry of zeros: no sequence."""
+    """Returns `array_Q` with a last entry of zeros, which stands for no sequence."""
     return np.concatenate([array_Q, np.zeros((1, *array_Q.shape[1:]), array_Q.dtype)])

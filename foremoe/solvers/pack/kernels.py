@@ -1,4 +1,4 @@
-"""Kernels of the pack level: pairs of every sequence by home rank, and annealed moves and swaps of sequences."""
+"""Kernels of the pack level, which count pairs by home rank and anneal moves and swaps of sequences."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from foremoe.problem.kernels.demand import add_rows
 
 
 class Sequences(NamedTuple):
-    """What is packed."""
+    """Sequences to pack."""
 
     len_X: Array  # int64, tokens
     attention_X: Array  # float64, FLOPs of a layer's attention
     pairs_XLG: Array  # int32, pairs by home rank
     send_XG: Array  # float64, seconds to dispatch the pairs from every rank
-    order_Q: Array  # int64, sequences by length within their group: those that may change places are near each other
-    place_Q: Array  # int64, the place of every sequence in that order
-    low_Q: Array  # int64, the first place of the sequence's group
-    high_Q: Array  # int64, the place after its last
+    order_Q: Array  # int64, sequences sorted by length within their group, so that likely swaps are near each other
+    place_Q: Array  # int64, position of every sequence in `order_Q`
+    low_Q: Array  # int64, first position of the sequence's group
+    high_Q: Array  # int64, position after the last one of the sequence's group
 
 
 class Terms(NamedTuple):
@@ -39,7 +39,7 @@ class Terms(NamedTuple):
 
 
 class Packing(NamedTuple):
-    """A packing and its sums; the search changes them in place."""
+    """A packing and its sums, which the search changes in place."""
 
     micro_step_Q: Array  # int64
     rank_Q: Array  # int64
@@ -52,7 +52,7 @@ class Packing(NamedTuple):
 
 
 class Change(NamedTuple):
-    """Sequence q goes from (m, a) to (n, to_q), and r, which may be none (Q), from (n, b) to (m, to_r)."""
+    """Move of sequence q from (m, a) to (n, to_q) and of r from (n, b) to (m, to_r), where r = Q stands for no sequence."""
 
     q: int
     r: int
@@ -66,7 +66,7 @@ class Change(NamedTuple):
 
 @kernel
 def count_pairs(low, high, topk_TLK, known_T, cuts, layer_J, group_JE, pairs_QJG):
-    """Pairs of sequences [low, high) in the layers of `layer_J`, by the group of their expert (the rank it lives on, say).
+    """Counts pairs of sequences [low, high) in the layers `layer_J`, by the group of their expert, such as its home rank.
 
     An empty `known_T` means that all tokens are known.
     """
@@ -82,7 +82,7 @@ def count_pairs(low, high, topk_TLK, known_T, cuts, layer_J, group_JE, pairs_QJG
 
 @kernel
 def largest_with(amount_G, a, more_a, b, more_b):
-    """Largest entry if ranks a and b (maybe the same) held that much more; at least 0."""
+    """Returns the largest entry, at least 0, after adding `more_a` to rank a and `more_b` to rank b, which may be the same."""
     largest = amount_G.dtype.type(0)
     for g in range(amount_G.size):
         amount = amount_G[g]
@@ -96,7 +96,7 @@ def largest_with(amount_G, a, more_a, b, more_b):
 
 @kernel
 def tops(load_LG, out_LG, in_LG):
-    """Largest rank load, summed over layers, if one sequence left the micro-step and another came."""
+    """Returns the largest rank load, summed over layers, after replacing one sequence of the micro-step by another."""
     total = np.int64(0)
     for layer in range(load_LG.shape[0]):
         largest = load_LG.dtype.type(0)
@@ -120,7 +120,7 @@ def exchange_load(load_m_LG, load_n_LG, out_LG, in_LG):
 
 @kernel
 def packing_of(sequences, micro_step_Q, rank_Q, tokens_MG):
-    """A `Packing` over the given arrays, its other sums counted."""
+    """Returns a `Packing` over the given arrays and computes its other sums."""
     Q, (M, G) = micro_step_Q.size, tokens_MG.shape
     load_MLG = np.zeros((M, sequences.pairs_XLG.shape[1], G), np.int32)
     attention_MG, tokens_M, num_M, top_M = np.zeros((M, G)), np.zeros(M, np.int64), np.zeros(M, np.int64), np.zeros(M, np.int64)
@@ -138,7 +138,7 @@ def packing_of(sequences, micro_step_Q, rank_Q, tokens_MG):
 
 @kernel
 def propose(state, sequences, packing):
-    """A random change, and whether it is one."""
+    """Draws a random change. Returns the change and whether it changes anything."""
     Q, G = packing.micro_step_Q.size, packing.tokens_MG.shape[1]
     q = random_below(state, Q)
     m, a = packing.micro_step_Q[q], packing.rank_Q[q]
@@ -150,7 +150,7 @@ def propose(state, sequences, packing):
     if kind == 1:  # to the micro-step of some sequence
         n, b = packing.micro_step_Q[low + random_below(state, high - low)], random_below(state, G)
         return n != m and packing.num_M[m] > 1, Change(q, Q, m, n, a, b, b, a)
-    # Change places with a sequence of about the same length.
+    # Swap with a sequence of similar length.
     reach = max(8, (high - low) // 16)
     place = sequences.place_Q[q] + random_below(state, 2 * reach + 1) - reach
     if place < low or place >= high:
@@ -158,14 +158,14 @@ def propose(state, sequences, packing):
     r = sequences.order_Q[place]
     n, b = packing.micro_step_Q[r], packing.rank_Q[r]
     to_q, to_r = b, a
-    if n != m and kind == 3:  # keep the rank numbers, and with them the experts nearby
+    if n != m and kind == 3:  # keep the rank numbers, so that each sequence stays near its experts
         to_q, to_r = a, b
     return r != q and (n != m or a != b), Change(q, r, m, n, a, b, to_q, to_r)
 
 
 @kernel
 def attention_and_dispatch_s(sequences, terms, packing, change):
-    """Seconds that a change adds, but for those of the largest rank loads; infinite where it breaks a limit."""
+    """Returns the seconds that a change adds, without those of the largest rank loads, or infinity if it breaks a limit."""
     Q, tokens_MG, attention_MG = packing.micro_step_Q.size, packing.tokens_MG, packing.attention_MG
     q, r, m, n, a, b, to_q, to_r = change
     len_q, len_r = sequences.len_X[q], sequences.len_X[r]
@@ -194,7 +194,7 @@ def attention_and_dispatch_s(sequences, terms, packing, change):
 
 @kernel
 def apply(sequences, packing, change, top_m, top_n):
-    """Carries out a change; `top_m` and `top_n` are the largest rank loads after it."""
+    """Applies a change. `top_m` and `top_n` are the largest rank loads after the change."""
     Q, (q, r, m, n, a, b, to_q, to_r) = packing.micro_step_Q.size, change
     for moved, from_m, from_g, to_m, to_g in ((q, m, a, n, to_q), (r, n, b, m, to_r)):
         if moved < Q:
@@ -216,10 +216,10 @@ def apply(sequences, packing, change, top_m, top_n):
 
 @kernel
 def anneal(sequences, terms, num_proposals, heat, seed, micro_step_Q, rank_Q, tokens_MG):
-    """Improves `micro_step_Q` and `rank_Q` in place, with `tokens_MG` as scratch; returns by how many seconds, as a number <= 0.
+    """Improves `micro_step_Q` and `rank_Q` in place, with `tokens_MG` as scratch. Returns the change in seconds, at most 0.
 
-    They end at the best of the states seen after every sequence had one proposal on average, and of the last one.
-    A proposal moves one sequence, or exchanges two; X = Q, a sequence without tokens, is the other one of a move.
+    States are compared each time that every sequence has had one proposal on average, and at the end. The best of them is kept.
+    A proposal swaps two sequences or moves one. A move is a swap with sequence Q, which has no tokens.
     """
     Q = micro_step_Q.size
     packing = packing_of(sequences, micro_step_Q, rank_Q, tokens_MG)

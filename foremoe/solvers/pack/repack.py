@@ -1,6 +1,7 @@
-"""Repacking: exchanges samples between the micro-batches of their rank, for the predicted time of the stage.
+"""Repacking, which exchanges samples between the micro-batches of their rank to shorten the predicted stage.
 
-`ExpertAware` within ranks: the slowest rank's attention and the busiest rank's pairs count, where pairs start does not change.
+It is `ExpertAware` restricted to moves within ranks. The slowest rank's attention and the busiest rank's pairs count. The source
+ranks of pairs do not change.
 """
 
 from typing import NamedTuple
@@ -14,7 +15,7 @@ from foremoe.solvers.pack.kernels import exchange_load, largest_with, tops
 
 # Letters: Q samples, M micro-batches, J layers, D data-parallel ranks, G ranks of the EP group.
 
-# Price of a pair of the busiest rank.
+# Price of one pair of the busiest rank.
 UNIT = 1024
 # Proposals per sample.
 _SWEEPS = 100
@@ -25,12 +26,13 @@ def repack(
 ) -> int:
     """Improves `micro_step_Q` in place, within ranks.
 
-    Late acceptance (Burke and Bykov, "The late acceptance hill-climbing heuristic", 2017): a change is taken if it makes nothing
-    worse, or leaves the whole better than it was some changes ago. It compares whole numbers only, so that every rank finds the
-    same. `rank_D_Q` ascends, `limit_D` is the tokens that a micro-batch may hold, and no micro-batch of a rank is empty.
+    The search uses late acceptance (Burke and Bykov, "The late acceptance hill-climbing heuristic", 2017). A change is accepted
+    if it does not raise the cost, or if the cost is lower than it was some changes ago. Only integers are compared, so every rank
+    finds the same result. `rank_D_Q` must be ascending, `limit_D` is the maximum number of tokens in a micro-batch of each rank,
+    and no micro-batch of a rank may be empty.
 
-    Returns by how much the cost fell, summed over micro-batches: attention (whole numbers) of the slowest rank, and `UNIT` times
-    pairs of the busiest home rank, summed over layers.
+    Returns the decrease of the cost, summed over micro-batches. The cost of a micro-batch is the attention work of the slowest
+    rank, an integer, plus `UNIT` times the pairs of the busiest home rank, summed over layers.
     """
     if num_micro_steps < 2 or len(len_Q) < 2:
         return 0
@@ -41,7 +43,7 @@ def repack(
 
 
 class _Samples(NamedTuple):
-    """Samples, as int64: tokens, attention and rank of each, and its pairs; every rank's first sample and token limit."""
+    """Samples as int64 arrays: tokens, attention, rank and pairs of each sample, and each rank's first sample and token limit."""
 
     len_Q: Array
     attention_Q: Array
@@ -52,13 +54,13 @@ class _Samples(NamedTuple):
 
 
 class _Packing(NamedTuple):
-    """Micro-batches, as int64: the one of every sample, and sums that the search changes with it."""
+    """Micro-batches as int64 arrays: the micro-batch of every sample and the sums that the search updates."""
 
     micro_step_Q: Array  # micro-batch of every sample
     tokens_MD: Array  # tokens
     attention_MD: Array  # attention
     num_MD: Array  # samples
-    longest_D: Array  # largest attention of a micro-batch at the start; none exceeds it
+    longest_D: Array  # largest attention of a micro-batch at the start, which no later one may exceed
     load_MJG: Array  # pairs
     top_M: Array  # largest rank load, summed over layers
 
@@ -95,7 +97,7 @@ def _improve(samples, M, num_proposals, micro_step_Q):
         first = samples.first_D[d]
         r = first + np.int64((z >> np.uint64(34)) % np.uint64(samples.first_D[d + 1] - first))
         m, n = micro_step_Q[q], micro_step_Q[r]
-        moves = (z >> np.uint64(32)) & np.uint64(3) == 0  # else q and r change places
+        moves = (z >> np.uint64(32)) & np.uint64(3) == 0  # otherwise q and r are swapped
         if m == n or (moves and packing.num_MD[m, d] == 1):
             continue
         grow, more, out_JG, in_JG = samples.len_Q[q], samples.attention_Q[q], samples.pairs_QJG[q], none_JG

@@ -1,4 +1,4 @@
-"""Price of a packing: the predicted seconds of an update stage that `ExpertAware` minimises, from tables over sequences."""
+"""Price of a packing, the predicted seconds of an update stage that `ExpertAware` minimises, from tables over sequences."""
 
 import dataclasses
 import math
@@ -21,16 +21,16 @@ from foremoe.solvers.pack.balanced_tokens import model_of, slowest_attention
 # Letters: M micro-steps, L layers, J layers of a sample, G ranks, V nodes, E experts, R replicas, Q sequences,
 # X = Q + 1: the last entry is no sequence.
 
-# Of an update: dispatch and combine, forward and backward.
+# Number of exchanges in an update: dispatch and combine, forward and backward.
 _EXCHANGES = 4.0
-# Layers for which replicas are foreseen; they stand for all.
+# Number of sampled layers for which replicas are predicted. They represent all layers.
 _SAMPLED_LAYERS = 16
-# Sequences turned to float64 at once.
+# Number of sequences converted to float64 at once.
 _BLOCK = 512
 
 
 class PackValue:
-    """Tables of one trace on one cluster, and the price of packings under them; see `ExpertAware` for its options."""
+    """Tables of one trace on one cluster, from which packings are priced. See `ExpertAware` for the options."""
 
     def __init__(
         self, trace: RoutingTrace, cluster: Cluster, home_LE: Array | None, skew_weight: float, locality: bool, redundant: int
@@ -40,12 +40,12 @@ class PackValue:
         self.skew_weight, prices = skew_weight, pair_prices(model, cluster)
         rank_LE = home_ranks(trace, G, home_LE)
         self.pairs_XLG = home_pairs(trace, G, rank_LE)
-        # All that a token takes on its own rank, as FLOPs at attention's speed; the fixed part of a layer is `micro_step_s`'.
+        # All work of a token on its own rank, as FLOPs at the speed of attention. `micro_step_s` holds the fixed part of a layer.
         lengths_Q, bare = trace.seq_len_Q.astype(np.float64), dataclasses.replace(cluster, layer_overhead_s=0.0)
         window_Q = window_seconds(model, bare, lengths_Q, lengths_Q**2)
         self.attention_Q = np.rint(window_Q * cluster.attention_flops_per_s)
-        # Seconds per attention FLOP of the slowest rank, per pair of the mean load, and per pair of the largest rank load above
-        # it, for which exchanges, too, wait; see `pair_prices`.
+        # Seconds per attention FLOP of the slowest rank, per pair of the mean load, and per pair by which the largest rank load
+        # exceeds the mean. Exchanges also wait for the latter; see `pair_prices`.
         self.window_s = trace.L * window_passes / cluster.attention_flops_per_s
         self.work_s = passes * (model.flops_per_pair / cluster.expert_flops_per_s + pair_overhead_seconds(model, cluster))
         self.pair_s = self.work_s + locality * _EXCHANGES * prices.late_s
@@ -60,7 +60,7 @@ class PackValue:
         self._send_QG = rdma_s * (pairs_QG.sum(axis=1, keepdims=True) - node_QG) + peer_s * (node_QG - pairs_QG)
         self._node_G = cluster.node_of_rank_G.astype(np.int64)
         self._num_replicas_V = np.minimum(redundant * np.bincount(self._node_G), E)
-        # A rank's own replicas change with every micro-step: nothing to gather sequences for.
+        # A rank's own replicas change with every micro-step, so gathering sequences on a rank gains nothing.
         self.foresees = bool(locality and redundant > 0 and cluster.num_nodes > 1)
         if self.foresees:
             sample_J = np.unique(np.linspace(0, trace.L - 1, min(trace.L, _SAMPLED_LAYERS)).round().astype(np.int64))
@@ -69,10 +69,10 @@ class PackValue:
             self._pairs_QJE = expert_pairs(trace, sample_J)
 
     def send_QG(self, rank_Q: Array) -> Array:
-        """float64 [Q, G]: seconds to dispatch each sequence's pairs from every rank, with the replicas that `rank_Q` suggests.
+        """Returns seconds to dispatch each sequence's pairs from every rank, float64 [Q, G], with replicas that suit `rank_Q`.
 
-        Every node serves the experts that live there and, of the others, those that its sequences want most, as many as it has
-        redundant slots: in the sampled layers, and as if replicas were the same in all micro-steps.
+        Every node is assumed to serve the experts at home there and, one per redundant slot, the other experts that its
+        sequences want most. Only sampled layers are considered, with the same replicas in all micro-steps.
         """
         if not self.foresees:
             return self._send_QG
@@ -85,7 +85,7 @@ class PackValue:
             most_JR = np.argsort(-wanted_VJE[v], axis=1, kind="stable")[:, :num]
             held_VJE[v, np.arange(J)[:, None], most_JR] = 1.0
         held_VJE[wanted_VJE < 0] = 0.0
-        # Whole numbers in float64: sums do not depend on their order.
+        # These are integers in float64, so sums do not depend on their order.
         served_QV = np.empty((Q, V))
         for low in range(0, Q, _BLOCK):
             block = self._pairs_QJE[low : low + _BLOCK].reshape(-1, J * E).astype(np.float64)
@@ -93,7 +93,7 @@ class PackValue:
         return self._send_QG - self._nearer_s * served_QV[:, self._node_G]
 
     def seconds(self, micro_step_Q: Array, rank_Q: Array, send_QG: Array | None = None) -> float:
-        """Seconds of a packing; `send_QG` None: with the replicas that it suggests itself, which are its best."""
+        """Returns the seconds of a packing. Without `send_QG`, the replicas that suit the packing best are assumed."""
         M, (Q, G) = int(micro_step_Q.max()) + 1, self._send_QG.shape
         load_MLG = np.zeros((M, *self.pairs_XLG.shape[1:]), np.int64)
         add_rows(self.pairs_XLG[:-1].reshape(Q, -1), micro_step_Q.astype(np.int64), load_MLG.reshape(M, -1))
@@ -107,7 +107,7 @@ class PackValue:
 
 
 def home_ranks(trace: RoutingTrace, num_ranks: int, home_LE: Array | None) -> Array:
-    """int64 [L, E]: home rank of every expert (contiguous without `home_LE`); ranks hold as equal numbers as possible."""
+    """Returns the home rank of every expert, int64 [L, E]. Without `home_LE`, homes are contiguous and as even as possible."""
     L, E = trace.L, trace.num_experts
     if home_LE is None:
         return np.tile(np.arange(E) * num_ranks // E, (L, 1))
@@ -118,18 +118,18 @@ def home_ranks(trace: RoutingTrace, num_ranks: int, home_LE: Array | None) -> Ar
 
 
 def home_pairs(trace: RoutingTrace, num_ranks: int, rank_LE: Array) -> Array:
-    """int32 [Q + 1, L, G]: pairs of every sequence by the home rank of their expert; the last row is zero."""
+    """Returns pairs of every sequence by the home rank of their expert, int32 [Q + 1, L, G]. The last entry of Q is zero."""
     return _count_by_group(trace, np.arange(trace.L), rank_LE, num_ranks, trace.Q + 1)
 
 
 def expert_pairs(trace: RoutingTrace, sample_J: Array) -> Array:
-    """int32 [Q, J, E]: pairs of every sequence by expert, in the layers `sample_J`."""
+    """Returns pairs of every sequence by expert in the layers `sample_J`, int32 [Q, J, E]."""
     E, J = trace.num_experts, len(sample_J)
     return _count_by_group(trace, sample_J, np.tile(np.arange(E), (J, 1)), E, trace.Q)
 
 
 def _count_by_group(trace: RoutingTrace, layer_J: Array, group_JE: Array, num_groups: int, num_rows: int) -> Array:
-    """int32 [Q or more, J, groups]: pairs of every sequence by the group of their expert; rows after the last one are zero."""
+    """Returns pairs of every sequence by the group of their expert, int32 [num_rows, J, num_groups]. Surplus entries are zero."""
     shape = num_rows, len(layer_J), num_groups
     what = f"this packer's counts of {trace.Q} sequences x {len(layer_J)} layers x {num_groups} experts or ranks"
     require_budget(4 * math.prod(shape), what, "deal such short sequences as given or by tokens alone", trace.num_bytes)

@@ -1,1 +1,1 @@
-"""Level path: the link of every copy."""
+"""Solvers of the *path* level, which choose the link of every copy."""

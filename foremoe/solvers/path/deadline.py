@@ -1,4 +1,4 @@
-"""Deadline: which link every weight copy takes, so that the copies of a use are in place as early as possible."""
+"""`Deadline`: chooses the link of every weight copy, so that the copies of a use arrive as early as possible."""
 
 from dataclasses import dataclass
 
@@ -17,38 +17,39 @@ from foremoe.problem.schedule import Phase
 class Deadline(PathSolver):
     """Schedules copies over link capacities, one use (a layer in a pass) at a time.
 
-    Copies of a use are taken in the order they are given. Each may come from its home rank, by peer link inside a node and by
-    RDMA across nodes, or from the host store of its node. A copy from a rank waits for the source's egress and the
-    destination's ingress of that link class, one from the host for the destination's host link; it takes the way on which it
-    ends first, the home rank's if both end together. Uses do not see each other's copies, as in `CostModel`.
+    The copies of a use are scheduled in the given order. Each may come from the host store of its node or from its home rank,
+    over a peer link inside the node and over RDMA between nodes. A copy from a rank waits for the source's egress and the
+    destination's ingress of that link class. A copy from the host waits for the destination's host link. The source with which
+    the copy ends first is chosen, and the home rank in a tie. As in `CostModel`, copies of different uses do not compete.
 
-    The host store is for copies that would come too late otherwise. For that the copies of all uses are laid on one timeline:
-    they begin two uses ahead, uses last as long as copies hide under them, and NICs and links go on from one use to the next. A
-    store has an expert only once it was filled: sent over RDMA to the first rank that reads it on another node, and written
-    there or by the home. It is taken where it ends so much sooner that it is worth the compute that filling and copy slow down.
+    The host store is meant for copies that would otherwise come too late. To find them, the copies of all uses are placed on one
+    timeline. Copies begin two uses ahead, a use lasts as long as the copies that it can hide, and NICs and links remain busy from
+    one use to the next. A store holds an expert only after it was filled. On another node, the first rank that reads the expert
+    receives it over RDMA and writes it to the store. On the home's node, the home writes it. The store is chosen if the time
+    saved exceeds the slowdown of compute by filling and copying.
 
     Source: R. L. Graham, "Bounds on multiprocessing timing anomalies" (1969), with links for machines.
 
     Attributes:
-        relay: how many ranks in a row may pass a copy on within a use; 0 (or False): weights come from home or host, True: 1.
-            A rank that gets the expert from another rank for the same use passes it on once it is there; one that still holds
-            it from an earlier use has it at once. What came from a host store is not passed on: engines relay only between
-            copies of one two-sided backend. A relay is taken where it ends earlier than both other ways; of several that end
-            together, one inside the node, then the lowest rank.
+        relay: Maximum number of ranks in a chain that pass a copy on within a use. With 0 or False, weights come only from home
+            or host. True means 1. A rank that receives the expert from another rank for the same use passes it on after arrival.
+            A rank that still holds it from an earlier use can send it at once. A copy from a host store is not passed on, because
+            engines relay only between copies of one two-sided backend. A relay is chosen if the copy then ends earlier than from
+            home and host. Among equal relays, one inside the node is preferred, and then the lowest rank.
     """
 
     relay: int = 0
 
     def __post_init__(self) -> None:
         if not isinstance(self.relay, int) or self.relay < 0:
-            raise InputError(f"relay is how many ranks in a row may pass a copy on, 0 for none; got {self.relay!r}.")
+            raise InputError(f"relay must be the number of ranks in a chain that pass a copy on, 0 for none; got {self.relay!r}.")
 
     def __repr__(self) -> str:
-        # Without relays as it has always been, since it is part of every plan's bytes.
+        # Without relays, the text stays as it has always been, because it is part of every plan's bytes.
         return f"Deadline(relay={self.relay!r})" if self.relay else "Deadline()"
 
     def solve(self, problem: Problem, transfers: TransferList) -> TransferList:
-        """Returns the same copies with `link_C` chosen and `src_C` the home rank, a relay, or -1 from the host store."""
+        """Returns the same copies with `link_C` and `src_C` chosen. The source is the home rank, a relay, or -1 for the host."""
         hide_U = None
         if problem.cluster.host_bytes_per_s > 0:
             uses, times = problem.schedule.uses(problem.L), row_times(problem)

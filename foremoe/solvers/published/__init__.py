@@ -1,1 +1,1 @@
-"""Rank solvers of published systems, made again from their papers and code; nothing of ours needs them."""
+"""Re-implementations of the rank solvers of published systems, for comparison. Nothing else in foremoe depends on them."""

@@ -1,4 +1,4 @@
-"""Echo: clones of hot experts in the slots of ranks that have room, by bin packing."""
+"""`Echo`: clones hot experts into slots of ranks with room, by bin packing."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ from foremoe.solvers.split.kernels import split_row, start_at_home
 
 @kernel
 def echo_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
-    """One row of `Echo`; see `RowSolver.edit`."""
+    """Solves one row of `Echo`; see `RowSolver.edit`."""
     G, S = expert_GS.shape
     _, load_G = start_at_home(load_E, num_base, expert_GS, quota_GS)
     domain_G = node_G if options.node_only else np.zeros_like(node_G)
@@ -26,7 +26,7 @@ def echo_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
     for g in range(G):
         mean = -(-total_V[domain_G[g]] // size_V[domain_G[g]])
         room_G[g] = mean - load_G[g]
-        # A rank keeps its coldest experts; what the hottest ones have above the mean spills over.
+        # A rank keeps its coldest experts. The load of the hottest experts above the mean spills over.
         kept = np.int64(0)
         for b in np.argsort(quota_GS[g, :num_base], kind="mergesort"):
             stays = min(np.int64(quota_GS[g, b]), mean - kept)
@@ -41,7 +41,7 @@ def echo_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
         for g in range(G):
             if domain_G[g] != domain_G[home] or room_G[g] <= 0 or expert_GS[g, S - 1] >= 0:
                 continue
-            # The rank that the spill fills best; where it fits into none, the one with the most room.
+            # Choose the rank that the spill fills best. If it fits into none, choose the rank with the most room.
             fits = to >= 0 and room_G[to] >= spill
             if to < 0 or (room_G[g] > room_G[to] and not fits) or room_G[to] > room_G[g] >= spill:
                 to = g
@@ -62,14 +62,15 @@ def echo_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
 
 @dataclass(frozen=True)
 class Echo(RowSolver):
-    """Moves what the hottest experts of a rank have above the mean to ranks with room, the largest excess first.
+    """Moves the load by which a rank's hottest experts exceed the mean to ranks with room, the largest excess first.
 
-    After ECHO, elastic cloning for hot experts (Megatron-Core MoE report, arXiv 2603.07685, section 4.3), as described: excess
-    per expert, room per rank, and bin packing into R slots per rank. The published code has several packings, one of which
-    weighs nodes; here an excess goes to the rank that it fills best, or in part to the one with the most room. The best split
-    over the clones follows (`ExactSplit`'s kernel), where the published one keeps the packed amounts: that is stronger than
-    published. Not imitated: kernels without host synchronisation. Where replicas must stay in their node, each node is balanced
-    by itself. Starts from the homes and never returns a worse placement.
+    This follows the description of ECHO, elastic cloning for hot experts (Megatron-Core MoE report, arXiv 2603.07685, section
+    4.3). It computes the excess per expert and the room per rank, and packs the excess into R slots per rank. The published code
+    has several packings, one of which takes nodes into account. Here, an excess goes to the rank that it fills best, or in part
+    to the rank with the most room. Then the kernel of `ExactSplit` splits tokens over the clones, while the published code keeps
+    the packed amounts, so this version balances better than the published one. Kernels without host synchronisation are not
+    reproduced. If replicas must stay in their node, each node is balanced separately. The solver starts from the homes and never
+    returns a worse placement.
     """
 
     edit = staticmethod(echo_row)

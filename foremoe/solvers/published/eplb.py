@@ -1,4 +1,4 @@
-"""Eplb: the published expert-parallel load balancer of DeepSeek, as a row kernel and a solver."""
+"""`Eplb`: DeepSeek's published expert-parallel load balancer, as a row kernel and a solver."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -20,9 +20,9 @@ from foremoe.solvers.split.kernels import even_row
 
 @kernel
 def _pack(weight_I, num_bins, slot_I):
-    """Heaviest first, each item to the lightest bin with room; every bin gets equally many.
+    """Packs items, heaviest first, each into the lightest bin with room. Every bin gets the same number of items.
 
-    Writes bin * room + place of every item; bins of one item take the items in order.
+    Writes bin * room + position for every item. If a bin holds one item, items are assigned in order.
     """
     room = weight_I.size // num_bins
     if room == 1:
@@ -41,17 +41,17 @@ def _pack(weight_I, num_bins, slot_I):
 
 @kernel
 def place_row(load_E, num_groups, num_nodes, num_ranks, expert_P):
-    """Replicates hot experts and packs the copies onto ranks, as the published policy does; writes the expert of every slot.
+    """Replicates hot experts and packs the copies onto ranks like the published policy. Writes the expert of every slot.
 
-    Step 1 packs groups of experts to nodes, step 2 replicates experts inside each node, step 3 packs the copies of a node to
-    its ranks. Two copies of an expert may meet on one rank. Loads are float64 where the published code has float32: loads that
-    float32 cannot tell apart may come out in another order.
+    Step 1 packs groups of experts onto nodes, step 2 replicates experts inside each node, and step 3 packs the copies of a node
+    onto its ranks. Two copies of an expert may be placed on one rank. Loads are float64, while the published code uses float32,
+    so loads that are equal in float32 may be ordered differently.
     """
     num_experts, num_physical = load_E.size, expert_P.size
     group, per_node = num_experts // num_groups, num_physical // num_nodes
     at_C = np.empty(num_groups, np.int64)
     _pack(load_E.reshape(num_groups, group).sum(axis=1), num_nodes, at_C)
-    # Experts in the order of nodes; each node's part is contiguous.
+    # Experts are sorted by node, so each node's part is contiguous.
     local_E = np.empty(num_experts, np.int64)
     for e in range(num_experts):
         local_E[at_C[e // group] * group + e % group] = e
@@ -72,9 +72,9 @@ def place_row(load_E, num_groups, num_nodes, num_ranks, expert_P):
 
 @kernel
 def serve_row(load_E, rank_G, expert_P, expert_GS, quota_GS):
-    """Every copy an equal share (the first ones the remainder); copies of one expert on one rank become one slot.
+    """Gives every copy an equal share, and the first ones the remainder. Merges copies of one expert on one rank into one slot.
 
-    Place i of the policy is rank ``rank_G[i]``; slots that merging frees are a rank's last ones.
+    Position i of the policy is rank ``rank_G[i]``. The slots that merging frees are the last ones of a rank.
     """
     G, S = expert_GS.shape
     share_GS = np.empty((G, S), np.int64)
@@ -94,7 +94,7 @@ def serve_row(load_E, rank_G, expert_P, expert_GS, quota_GS):
 
 @kernel
 def eplb_rows(low, high, load_NE, rank_G, num_groups, num_nodes, expert_NGS, quota_NGS):
-    """Places and serves rows [low, high); rows without load stay as they are."""
+    """Places and serves rows [low, high). Rows without load are not changed."""
     G, S = expert_NGS.shape[1:]
     expert_P = np.empty(G * S, np.int64)
     for n in range(low, high):
@@ -105,17 +105,18 @@ def eplb_rows(low, high, load_NE, rank_G, num_groups, num_nodes, expert_NGS, quo
 
 @dataclass(frozen=True)
 class Eplb(RankSolver):
-    """The published EPLB policy on each row's own load: replicates the hottest experts, packs replicas, splits evenly.
+    """Applies the published EPLB policy to each row's own load: replicates the hottest experts, packs replicas, splits evenly.
 
-    Re-places all experts, so most of them change rank from row to row: it is scored, never executed. All P slots are used; two
-    copies of one expert on one rank become one slot with both shares. Rows without load keep the start. The node limit of
-    `Problem.replicas` has no meaning for experts without a home; the hierarchical policy keeps copies inside a node anyway.
+    All experts are placed anew in every row, so most of them change rank from row to row. The result is scored but never
+    executed. All P slots are used, and two copies of one expert on one rank become one slot with both shares. Rows without load
+    keep the start. `Problem.replicas` has no effect because experts have no home here, but the hierarchical policy keeps copies
+    inside a node anyway.
 
     Source: DeepSeek, "Expert Parallelism Load Balancer" (2025), and the DeepSeek-V3 report (arXiv 2412.19437).
 
     Attributes:
-        num_groups: groups of experts to keep on one node each; None takes the model's. Where groups do not divide over the
-            nodes, or nodes differ in size, the policy ignores nodes.
+        num_groups: Number of expert groups, each of which is kept on one node. Defaults to the model's number. If the groups do
+            not divide evenly over the nodes, or nodes differ in size, the policy ignores nodes.
     """
 
     num_groups: int | None = None
@@ -130,18 +131,18 @@ class Eplb(RankSolver):
         """Returns the placement of all rows.
 
         Raises:
-            InputError: the experts do not divide over the groups.
+            InputError: The experts do not divide evenly over the groups.
         """
         require_start(problem, start)
         num_groups = problem.model.num_expert_groups if self.num_groups is None else self.num_groups
         if problem.E % num_groups:
-            raise InputError(f"{problem.E} experts do not divide over {num_groups} groups; choose another num_groups for Eplb.")
+            raise InputError(f"{problem.E} experts do not divide evenly over {num_groups} groups; change num_groups of Eplb.")
         node_G = problem.cluster.node_of_rank_G
         size_V = np.bincount(node_G)
         num_nodes = len(size_V)
         if num_groups % num_nodes or (size_V != size_V[0]).any():
             num_groups = num_nodes = 1
-        # The policy counts ranks node by node.
+        # The policy numbers ranks node by node.
         rank_G = np.argsort(node_G, kind="stable") if num_nodes > 1 else np.arange(problem.G)
         load_NE = problem.load_NE
         return edit_rows(start, lambda low, high, *placed: eplb_rows(low, high, load_NE, rank_G, num_groups, num_nodes, *placed))

@@ -1,4 +1,4 @@
-"""Feplb: whole experts moved inside the node."""
+"""`Feplb`: moves whole experts inside the node."""
 
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
@@ -17,13 +17,13 @@ from foremoe.solvers.split.kernels import start_at_home
 
 
 class Options(NamedTuple):
-    node_only: bool  # without a part: experts always stay inside their node
-    dyn: int  # dynamic experts of a rank, and experts that it may receive
+    node_only: bool  # ignored, because experts always stay inside their node
+    dyn: int  # number of dynamic experts of a rank, and maximum number that it receives
 
 
 @kernel
 def feplb_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
-    """One row of `Feplb`; see `RowSolver.edit`."""
+    """Solves one row of `Feplb`; see `RowSolver.edit`."""
     G, S = expert_GS.shape
     _, load_G = start_at_home(load_E, num_base, expert_GS, quota_GS)
     num_taken_G = np.zeros(G, np.int64)
@@ -62,16 +62,17 @@ def feplb_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
 
 @dataclass(frozen=True)
 class Feplb(RowSolver):
-    """Moves whole experts inside a node: the busiest rank gives the idlest one the expert that balances the two best.
+    """Moves whole experts inside a node: the busiest rank gives the least loaded one the expert that balances the two best.
 
-    After FEPLB (arXiv 2604.19654) as described: `dyn` experts of a rank are dynamic, here those in its first base slots; the
-    others stay and compute meanwhile. A moved expert takes all of its load along, and copy engines carry weights and tokens
-    inside the NVLink domain, whatever `Problem.replicas` says. A node is done when its busiest rank can give nothing that lowers
-    the larger of the two loads. The published scheduler is not described in detail. Ignores the start placement's replicas,
-    and is never worse than the homes.
+    This follows the description of FEPLB (arXiv 2604.19654). `dyn` experts of a rank are dynamic, here those in its first base
+    slots. The others stay and compute meanwhile. A moved expert takes all of its load along. Copy engines move weights and tokens
+    inside the NVLink domain, regardless of `Problem.replicas`. A node is finished when no expert of its busiest rank lowers the
+    larger of the two loads. The paper does not describe the scheduler in detail. The solver ignores replicas of the start
+    placement and is never worse than the homes.
 
     Attributes:
-        dyn: Dynamic experts of a rank, and experts that it receives at most; 4 as published. It receives no more than R.
+        dyn: Number of dynamic experts of a rank, and maximum number of experts that it receives, which R limits as well.
+            Defaults to 4, as published.
     """
 
     MAX_RANKS: ClassVar[int] = 16
@@ -85,13 +86,13 @@ class Feplb(RowSolver):
         whole(self.dyn, "dyn of Feplb", 0, 2**31 - 1)
 
     def refusal(self, problem: Problem) -> str | None:
-        """Refuses EP groups larger than the published ones."""
+        """Returns the reason to refuse EP groups of more than `MAX_RANKS` ranks, or None."""
         if problem.G <= self.MAX_RANKS:
             return None
         return f"Feplb is published for EP groups of at most {self.MAX_RANKS} ranks; got {problem.G}; make the group smaller."
 
     def solve(self, problem: Problem, start: Placement) -> Placement:
-        """Runs the row function over all rows.
+        """Runs `edit` on all rows.
 
         Raises:
             InputError: There are more than `MAX_RANKS` ranks.

@@ -1,4 +1,4 @@
-"""Laer: all experts placed anew, as many copies of each as its load deserves."""
+"""`Laer`: places all experts anew, with copies in proportion to load."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -19,9 +19,10 @@ from foremoe.solvers.split.kernels import even_row
 
 @kernel
 def _count_copies(load_E, num_nodes, num_ranks, num_slots):
-    """int64 [E]: copies of every expert; the expert with the most load per copy gets one more while a slot is left.
+    """Returns the number of copies of every expert, int64 [E].
 
-    All begin with one copy per node where slots suffice, else with one; none has more copies than there are ranks.
+    Each expert begins with one copy per node if there are enough slots, or else with one. While a slot is left, the expert with
+    the most load per copy gets one more. An expert never has more copies than there are ranks.
     """
     first = num_nodes if num_nodes * load_E.size <= num_slots else 1
     count_E = np.full(load_E.size, first, np.int64)
@@ -38,9 +39,9 @@ def _count_copies(load_E, num_nodes, num_ranks, num_slots):
 
 @kernel
 def _place_copies(load_E, count_E, node_G, expert_GS):
-    """Heaviest copies first, each to a node with the fewest copies of its expert, there to the rank with the least load.
+    """Places copies, heaviest first, each on the least loaded rank of a node with the fewest copies of its expert.
 
-    Returns the largest rank load of even shares. A copy that would meet another one of its expert is left out.
+    Returns the largest rank load with even shares. A copy is left out if its rank already holds the same expert.
     """
     G, S = expert_GS.shape
     num_copies_EV = np.zeros((load_E.size, node_G.max() + 1), np.int64)
@@ -68,7 +69,7 @@ def _place_copies(load_E, count_E, node_G, expert_GS):
 
 @kernel
 def laer_row(load_E, node_G, tries, seed, expert_GS, quota_GS):
-    """One row: the placement with the smallest largest load among that of `_count_copies` and `tries` perturbed counts."""
+    """Solves one row: tries the counts of `_count_copies` and `tries` perturbed ones, and keeps the smallest maximum load."""
     G, S = expert_GS.shape
     pairs_E = load_E.astype(np.float64)
     plain_E = _count_copies(pairs_E, node_G.max() + 1, G, G * S)
@@ -90,7 +91,7 @@ def laer_row(load_E, node_G, tries, seed, expert_GS, quota_GS):
 
 @kernel
 def laer_rows(low, high, load_NE, node_G, tries, seed, expert_NGS, quota_NGS):
-    """`laer_row` for rows [low, high); rows without load stay as they are."""
+    """Runs `laer_row` on rows [low, high). Rows without load are not changed."""
     for n in range(low, high):
         if load_NE[n].max() > 0:
             laer_row(load_NE[n], node_G, tries, seed, expert_NGS[n], quota_NGS[n])
@@ -98,18 +99,21 @@ def laer_rows(low, high, load_NE, node_G, tries, seed, expert_NGS, quota_NGS):
 
 @dataclass(frozen=True)
 class Laer(RankSolver):
-    """Places copies in proportion to load, heaviest first, on the node with fewest and its least loaded rank; splits evenly.
+    """Places copies in proportion to load, heaviest first, on the least loaded rank of the node with the fewest copies.
 
-    After LAER-MoE (arXiv 2602.11686), which keeps experts sharded over all ranks and so may lay them out anew in every iteration,
-    from the loads of earlier ones. Re-places all experts, so it is scored, never executed. Candidates are the counts in
-    proportion to load and perturbed ones; the largest rank load decides between them. The published cost has communication as
-    well, which a forecast without sources cannot price, and its perturbations are not described in detail. Not imitated:
-    restoring every expert from its shards (in no figure), and ranks of several EP groups as one pool of slots. Rows without load
-    keep the start. `Problem.replicas` has no meaning for experts without a home.
+    This follows LAER-MoE (arXiv 2602.11686). That system keeps experts sharded over all ranks, so it can change the placement in
+    every iteration, based on the loads of earlier ones. All experts are placed anew, so the result is scored but never executed.
+    Tokens are split evenly over the copies.
+
+    The candidates are the counts in proportion to load and perturbed counts, and the one with the smallest maximum rank load is
+    chosen. The published cost also includes communication, which a forecast without source ranks cannot price. The paper does not
+    describe the perturbations in detail. Two features are not reproduced: restoring every expert from its shards, which no figure
+    includes, and pooling the slots of several EP groups. Rows without load keep the start. `Problem.replicas` has no effect,
+    because experts have no home here.
 
     Attributes:
-        tries: Perturbed counts, each with one copy moved from an expert to another.
-        seed: Of the perturbations; every row draws the same.
+        tries: Number of perturbed counts, each with one copy moved from one expert to another.
+        seed: Seed of the perturbations, which are the same in every row.
     """
 
     tries: int = 16

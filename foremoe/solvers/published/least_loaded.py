@@ -1,4 +1,4 @@
-"""LeastLoaded: spill to the least loaded rank."""
+"""`LeastLoaded`: spills load to the least loaded rank."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -15,15 +15,15 @@ from foremoe.solvers.split.kernels import start_at_home
 
 
 class Options(NamedTuple):
-    node_only: bool  # whether replicas stay inside their home's node
+    node_only: bool  # whether replicas must stay inside their home's node
     alpha: float  # capacity of a rank as a multiple of the mean load
-    min_pairs: int  # the least chunk of a spill that is split
-    threshold: float  # rows whose skew is below it are left alone
+    min_pairs: int  # smallest chunk that is split off a spill
+    threshold: float  # rows with a smaller skew are not changed
 
 
 @kernel
 def least_loaded_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
-    """One row of `LeastLoaded`; see `RowSolver.edit`."""
+    """Solves one row of `LeastLoaded`; see `RowSolver.edit`."""
     G, S = expert_GS.shape
     node_only, min_pairs = options.node_only, max(1, options.min_pairs)
     home_E, load_G = start_at_home(load_E, num_base, expert_GS, quota_GS)
@@ -33,7 +33,7 @@ def least_loaded_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
     capacity = max(np.int64(options.alpha * (load_G.sum() // G)), np.int64(1))
     for e in np.argsort(-load_E.astype(np.int64), kind="mergesort"):
         home, b = home_E[e] // S, home_E[e] % S
-        # What colder experts will keep at home counts as load already, so the hottest spill first.
+        # The load that colder experts keep at home is already counted, so the hottest experts spill first.
         spill = min(np.int64(quota_GS[home, b]), load_G[home] - capacity)
         while spill > 0:
             to, slot = -1, -1
@@ -48,7 +48,7 @@ def least_loaded_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
                 break
             amount = min(spill, capacity - load_G[to])
             if amount < min_pairs:
-                amount = spill  # a chunk below the least takes all that is left, above the capacity if need be
+                amount = spill  # a chunk below the minimum takes the whole rest, even above the capacity
             expert_GS[to, slot] = e
             quota_GS[to, slot] += amount
             quota_GS[home, b] -= amount
@@ -59,17 +59,17 @@ def least_loaded_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
 
 @dataclass(frozen=True)
 class LeastLoaded(RowSolver):
-    """Keeps what fits under alpha times the mean at home and spills the rest to the least loaded ranks.
+    """Keeps up to alpha times the mean load at home and spills the rest to the least loaded ranks.
 
-    LLEP (Salesforce, arXiv 2601.17111; its planner is published as code, and these are its defaults), bounded by R slots per
-    rank: a spill goes in chunks to the least loaded rank with a free slot, each as far as that rank's capacity allows. A chunk
-    below the least takes all that is left of the spill, even above the capacity. What finds no slot stays at home. Starts from
-    the homes and never returns a worse placement.
+    This is LLEP (Salesforce, arXiv 2601.17111) with at most R slots per rank. Its planner is published as code, and the defaults
+    are the same. A spill is sent in chunks to the least loaded rank with a free slot, each up to that rank's capacity. A chunk
+    smaller than the minimum takes the whole rest of the spill, even above the capacity. Load without a free slot stays at home.
+    The solver starts from the homes and never returns a worse placement.
 
     Attributes:
-        alpha: capacity of a rank as a multiple of the mean load, at least 1.
-        min_pairs: the least chunk of a spill that is split.
-        threshold: rows whose skew is below it are left alone; 1.0 treats every row.
+        alpha: Capacity of a rank as a multiple of the mean load, at least 1.
+        min_pairs: Smallest chunk, in pairs, that is split off a spill.
+        threshold: Skew below which a row is not changed. With 1.0, every row is treated.
     """
 
     alpha: float = 1.1

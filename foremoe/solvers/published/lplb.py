@@ -1,4 +1,4 @@
-"""Lplb: a fixed replica graph and the best split over it."""
+"""`Lplb`: places replicas along a fixed graph and finds the best split over them."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ from foremoe.solvers.split.kernels import split_row
 
 @kernel
 def lplb_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
-    """One row of `Lplb`, see `RowSolver.edit`: slot r of the rank at place i of its ring copies from place i + 2^r."""
+    """Solves one row of `Lplb`; see `RowSolver.edit`. Slot r of the rank at position i of its ring copies from i + 2^r."""
     G, S = expert_GS.shape
     hot_G = np.full(G, -1, np.int64)
     for g in range(G):
@@ -47,12 +47,12 @@ def lplb_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
 
 @dataclass(frozen=True)
 class Lplb(RowSolver):
-    """Places replicas along a fixed graph of ranks, then splits for the smallest maximum rank load.
+    """Places replicas along a fixed graph of ranks and splits tokens for the smallest maximum rank load.
 
-    After DeepSeek's LPLB as described: the graph is fixed (here rank g's r-th redundant slot serves rank g + 2^r modulo G, the
-    edges of a hypercube laid round a ring), the expert on an edge is the hottest of the rank at its other end, and a linear
-    program splits tokens along the edges; `ExactSplit`'s kernel finds its optimum in whole pairs. Where replicas must stay in
-    their node, the ring is the node's ranks. Ignores the start placement's replicas.
+    This follows the description of DeepSeek's LPLB. The graph is fixed. Here, redundant slot r of rank g serves rank g + 2^r
+    modulo G, which arranges the edges of a hypercube around a ring. The expert on an edge is the hottest one of the rank at its
+    other end. LPLB splits tokens along the edges with a linear program, and the kernel of `ExactSplit` finds its optimum in whole
+    pairs. If replicas must stay in their node, each node has its own ring. The solver ignores replicas of the start placement.
     """
 
     edit = staticmethod(lplb_row)

@@ -1,4 +1,4 @@
-"""MoonEp: exact balance inside a node, with one remote home rank for every rank that receives."""
+"""`MoonEp`: balances a node exactly, with one remote home rank for every receiving rank."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from foremoe.solvers.split.kernels import even_targets, start_at_home
 
 @kernel
 def moon_ep_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
-    """One row of `MoonEp`; see `RowSolver.edit`."""
+    """Solves one row of `MoonEp`; see `RowSolver.edit`."""
     G, S = expert_GS.shape
     _, load_G = start_at_home(load_E, num_base, expert_GS, quota_GS)
     over_G = load_G - even_targets(load_G, node_G)
@@ -32,7 +32,7 @@ def moon_ep_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
                 giver = g
         if over_G[giver] <= 0:
             continue
-        # The receiver is filled, even if that puts the giver below its target: the giver is filled later.
+        # Fill the receiver even if that puts the giver below its target, because the giver is filled later.
         for s in range(num_base, S):
             b = np.argmax(quota_GS[giver, :num_base])
             amount = min(np.int64(quota_GS[giver, b]), -over_G[to])
@@ -46,16 +46,17 @@ def moon_ep_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
 
 @dataclass(frozen=True)
 class MoonEp(RowSolver):
-    """Gives every rank of a node the node's mean load by filling the idlest rank from the busiest one, repeatedly.
+    """Gives every rank of a node the node's mean load by repeatedly filling the least loaded rank from the busiest one.
 
-    After MoonEP (MoonshotAI, 2026), whose planner is published as code: a rank receives once, from one remote home rank, and is
-    filled to the mean even if that puts the giver below it; the giver is filled later. Its pairs are those of the giver's
-    experts that have the most left. So E/G redundant slots are enough for exact balance, and less than that is not: what finds
-    no slot stays at home. Balances inside a node, the NVLink domain, whatever `Problem.replicas` says; nodes are not leveled
-    (the published one runs EP groups of a single domain). Receivers are filled one after the other, where the published order
-    goes back and forth between those of one giver. Not imitated: kernels that write tokens to their slots without host
-    synchronisation, static shapes, and weights that multicast carries. Starts from the homes
-    and never returns a worse placement.
+    This follows MoonEP (MoonshotAI, 2026), whose planner is published as code. A rank receives once, from one remote home rank.
+    It is filled to the mean even if that puts the giver below the mean, and the giver is then filled later. The pairs are taken
+    from the giver's experts with the most pairs left. E/G redundant slots are therefore enough for exact balance. With fewer
+    slots, load without a free slot stays at home.
+
+    Load is balanced inside a node, the NVLink domain, regardless of `Problem.replicas`, but not between nodes. The published
+    planner runs EP groups of a single domain. Receivers are filled one after the other, while the published order alternates
+    between the receivers of one giver. Not reproduced are kernels that write tokens to their slots without host synchronisation,
+    static shapes, and weight multicast. The solver starts from the homes and never returns a worse placement.
     """
 
     edit = staticmethod(moon_ep_row)

@@ -1,4 +1,4 @@
-"""Quota: threshold search over a greedy spill."""
+"""`Quota`: searches for the smallest threshold that a greedy spill can meet."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -14,13 +14,13 @@ from foremoe.solvers.base import RowSolver
 
 
 class Options(NamedTuple):
-    node_only: bool  # whether replicas stay inside their home's node
-    min_pairs: int  # the least number of pairs that a replica is made for
+    node_only: bool  # whether replicas must stay inside their home's node
+    min_pairs: int  # minimum number of pairs of a replica
     best_fit: bool  # whether a piece goes to the receiver whose room it fills best
 
 
 class _Case(NamedTuple):
-    """What all spills of a row share."""
+    """Data that all spills of a row share."""
 
     load_E: Array  # pairs per expert
     load_G: Array  # rank loads at home
@@ -34,7 +34,7 @@ class _Case(NamedTuple):
 
 @kernel
 def _spill(target, case, options, expert_GS, quota_GS):
-    """Spills until no rank is above `target`, as far as slots allow; returns the maximum rank load it leaves.
+    """Spills load until no rank is above `target`, as far as slots allow. Returns the resulting maximum rank load.
 
     Writes the redundant slots and all quotas.
     """
@@ -43,7 +43,7 @@ def _spill(target, case, options, expert_GS, quota_GS):
     min_pairs = max(1, options.min_pairs)
     expert_GS[:, num_base:] = -1
     quota_GS[:, num_base:] = 0
-    # Open receivers lie in open_G[first : last], most room first, then lowest rank.
+    # open_G[first : last] holds the open receivers, sorted by decreasing room and then by rank.
     first, last = 0, 0
     for g in taker_G:
         now_G[g] = load_G[g]
@@ -58,7 +58,7 @@ def _spill(target, case, options, expert_GS, quota_GS):
         for i in range(num_base):
             b = hot_GB[g, i]
             while now_G[g] > target:
-                # A rank may sink below the target where the floor makes a piece larger than the excess.
+                # A rank may fall below the target if `min_pairs` makes a piece larger than the excess.
                 want = min(max(now_G[g] - target, min_pairs), np.int64(quota_GS[g, b]))
                 at, room = -1, np.int64(0)
                 for k in range(first, last):
@@ -80,7 +80,7 @@ def _spill(target, case, options, expert_GS, quota_GS):
                 quota_GS[g, b] -= amount
                 now_G[g] -= amount
                 now_G[r] += amount
-                # A piece that does not fill its receiver ends this expert's spill, so no receiver meets an expert twice.
+                # A piece that does not fill its receiver ends this expert's spill, so no receiver gets an expert twice.
                 if now_G[r] < target and s + 1 < S:
                     while at + 1 < last and (now_G[open_G[at + 1]], open_G[at + 1]) < (now_G[r], r):
                         open_G[at] = open_G[at + 1]
@@ -99,7 +99,7 @@ def _spill(target, case, options, expert_GS, quota_GS):
 
 @kernel
 def quota_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
-    """One row of `Quota`; see `RowSolver.edit`."""
+    """Solves one row of `Quota`; see `RowSolver.edit`."""
     G = expert_GS.shape[0]
     load_G = np.zeros(G, np.int64)
     hot_GB = np.empty((G, num_base), np.int64)
@@ -117,7 +117,7 @@ def quota_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
     while low < high:
         target = (low + high) // 2
         reached = _spill(target, case, options, expert_GS, quota_GS)
-        # A spill that misses its target is a placement all the same, and its maximum a better upper end.
+        # A spill that misses its target is still a placement, and its maximum is a better upper end of the search.
         if reached < best:
             best, threshold = reached, target
         if reached > target:
@@ -128,17 +128,17 @@ def quota_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
 
 @dataclass(frozen=True)
 class Quota(RowSolver):
-    """Finds, by binary search, the smallest rank load that a greedy spill can meet with R slots per rank.
+    """Finds, by binary search, the smallest maximum rank load that a greedy spill can reach with R slots per rank.
 
-    For a threshold, ranks above it give away their excess, the most loaded rank first and its hottest expert first, to ranks
-    below it that have a free slot; what a rank receives it does not pass on. The rule is that of UltraEP's planner (arXiv
-    2606.04101) as described; the order of givers and the choice of receiver are our own. Starts from the homes whatever the
-    start placement holds, and is never worse than they are.
+    For a given threshold, ranks above it give their excess to ranks below it that have a free slot. The most loaded rank and its
+    hottest expert come first. A rank does not pass on load that it received. The rule is described for UltraEP's planner (arXiv
+    2606.04101). The order of givers and the choice of receivers are our own. The solver starts from the homes, regardless of the
+    start placement, and is never worse than the homes.
 
     Attributes:
-        min_pairs: the least number of pairs that a replica is made for; 0 for any.
-        best_fit: Whether a piece goes to the receiver whose room it fills best, instead of the one with the most room. That is
-            stronger than what the paper describes.
+        min_pairs: Minimum number of pairs of a replica. 0 sets no minimum.
+        best_fit: Whether a piece goes to the receiver whose room it fills best, instead of the one with the most room. This
+            balances better than the rule in the paper.
     """
 
     min_pairs: int = 0

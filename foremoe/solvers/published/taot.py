@@ -1,4 +1,4 @@
-"""Taot: optimal transport from overloaded to idle ranks, with a price on crossing nodes."""
+"""`Taot`: optimal transport of load from overloaded to less loaded ranks, with a price for crossing nodes."""
 
 import math
 from dataclasses import dataclass
@@ -16,14 +16,14 @@ from foremoe.solvers.split.kernels import even_targets, start_at_home
 
 
 class Options(NamedTuple):
-    node_only: bool  # whether replicas stay inside their home's node
-    far: float  # Gibbs kernel of a copy between nodes; that of a copy inside a node is 1
-    rounds: int  # Sinkhorn iterations
+    node_only: bool  # whether replicas must stay inside their home's node
+    far: float  # Gibbs kernel of a copy between nodes, relative to 1 inside a node
+    rounds: int  # number of Sinkhorn iterations
 
 
 @kernel
 def _flows(over_G, node_G, options):
-    """float64 [G, G]: pairs from every overloaded to every idle rank, by Sinkhorn's iterations."""
+    """Returns the pairs to move from every overloaded rank to every rank below its target, float64 [G, G], after Sinkhorn."""
     G = over_G.size
     near_GG = np.zeros((G, G))
     for g in range(G):
@@ -50,7 +50,7 @@ def _flows(over_G, node_G, options):
 
 @kernel
 def taot_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
-    """One row of `Taot`; see `RowSolver.edit`."""
+    """Solves one row of `Taot`; see `RowSolver.edit`."""
     G, S = expert_GS.shape
     _, load_G = start_at_home(load_E, num_base, expert_GS, quota_GS)
     over_G = load_G - even_targets(load_G, np.zeros(G, np.int64))
@@ -71,7 +71,7 @@ def taot_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
                 there |= expert_GS[taker, s] == expert_GS[giver, b]
             if there or quota_GS[giver, b] == 0:
                 continue
-            # The smallest expert that fills the flow, or else the largest one.
+            # Choose the smallest expert that fills the flow, or else the largest one.
             if best < 0 or (
                 quota_GS[giver, b] > quota_GS[giver, best]
                 if quota_GS[giver, best] < want
@@ -92,17 +92,17 @@ def taot_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
 
 @dataclass(frozen=True)
 class Taot(RowSolver):
-    """Moves excess load to idle ranks as entropic optimal transport with a price on distance, one expert per planned flow.
+    """Moves excess load to less loaded ranks by entropic optimal transport with a price on distance, one expert per flow.
 
-    After TAOT (arXiv 2608.03676) as its abstract describes it: overload and spare capacity are the two sides of a balanced
-    transport problem with a communication-cost matrix; Sinkhorn's iterations give flows between ranks; flows are matched to whole
-    replicas and their tokens. Our own: the cost of a copy is its seconds, inside a node or between nodes; the largest flow is
-    served first, by the smallest expert that fills it, and a receiver takes up to its spare capacity. Starts from the homes
-    and never returns a worse placement.
+    This follows the abstract of TAOT (arXiv 2608.03676). Overload and spare capacity are the two sides of a balanced transport
+    problem with a communication-cost matrix. Sinkhorn iterations give flows between ranks, which are matched to whole replicas
+    and their tokens. The following is our own. The cost of a copy is its time in seconds, inside a node or between nodes. The
+    largest flow is served first, by the smallest expert that fills it. A receiver takes up to its spare capacity. The solver
+    starts from the homes and never returns a worse placement.
 
     Attributes:
-        epsilon: weight of the entropy, as a share of the dearest copy.
-        rounds: Sinkhorn iterations.
+        epsilon: Weight of the entropy, as a share of the cost of the most expensive copy.
+        rounds: Number of Sinkhorn iterations.
     """
 
     epsilon: float = 0.1
@@ -116,7 +116,7 @@ class Taot(RowSolver):
         whole(self.rounds, "rounds of Taot", 1, 10**6)
 
     def options(self, node_only: bool, problem: Problem) -> Any:
-        """The Gibbs kernel of a copy between nodes, relative to one inside a node."""
+        """Returns the options, with the Gibbs kernel of a copy between nodes relative to a copy inside a node."""
         cluster = problem.cluster
         near = min(1.0, cluster.rdma_bytes_per_s / cluster.nic_sharing / cluster.peer_bytes_per_s)
         return Options(node_only, math.exp(-(1.0 - near) / self.epsilon), self.rounds)

@@ -1,1 +1,1 @@
-"""Rows for loads that are not known yet."""
+"""Solvers for loads that are not known yet."""

@@ -1,4 +1,4 @@
-"""Replicas that balance several loads at once: one placement, a split for each load."""
+"""Replicas that balance several loads at once, with one placement and a separate split for each load."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from foremoe.solvers.split.flow import UNLIMITED, split_row
 
 # Letters: X loads, G ranks, S slots per rank, E experts.
 
-# A largest rank load this share above the mean is balanced.
+# A load counts as balanced if the largest rank load exceeds the mean by at most this share.
 BALANCED = 5e-4
 
 
 class Limits(NamedTuple):
-    """The most copies through one rank and direction, inside its node and to or from other nodes, and on one rank."""
+    """Maximum number of copies through one rank and direction, inside its node and between nodes, and on one rank."""
 
     peer: int
     rdma: int
@@ -27,7 +27,7 @@ class Limits(NamedTuple):
 
 @inner_kernel
 def home_quotas(load_E, num_base, expert_GS, quota_GS, load_G):
-    """Writes the quotas with all load at home, and the load of every rank."""
+    """Writes quotas with all load at home, and the load of every rank."""
     G, S = expert_GS.shape
     for g in range(G):
         load_G[g] = 0
@@ -37,19 +37,19 @@ def home_quotas(load_E, num_base, expert_GS, quota_GS, load_G):
 
 
 class _Cover(NamedTuple):
-    """A placement as it grows."""
+    """Placement under construction."""
 
     expert_GS: np.ndarray
     home_E: np.ndarray  # int64, home rank of every expert
-    used_G: np.ndarray  # int64, slots of every rank that are taken
-    slots: int  # that may be taken
-    fan_4G: np.ndarray  # int64, copies out of every rank and into it, on peer links, then on RDMA links
-    even_G: np.ndarray  # float64, expected load of every rank if all copies of an expert shared alike
+    used_G: np.ndarray  # int64, number of occupied slots of every rank
+    slots: int  # maximum number of occupied slots per rank
+    fan_4G: np.ndarray  # int64, copies out of every rank and into it, first on peer links, then on RDMA links
+    even_G: np.ndarray  # float64, expected load of every rank if all copies of an expert had equal shares
 
 
 @inner_kernel
 def _room(e, g, node_G, limits, cover):
-    """Whether rank g can take a copy of expert e."""
+    """Returns whether rank g can take a copy of expert e."""
     home = cover.home_E[e]
     if cover.used_G[g] == cover.slots or g == home:
         return False
@@ -62,9 +62,10 @@ def _room(e, g, node_G, limits, cover):
 
 @inner_kernel
 def _best_copy(quota_GS, load_G, node_G, limits, cover):
-    """Expert and rank of the next copy: the largest quota on the most loaded rank, to where load and expected load are least.
+    """Returns the expert and the rank of the next copy, or -1 and -1 if no expert of the most loaded rank has room elsewhere.
 
-    -1 and -1 where no expert of that rank has room elsewhere.
+    The expert is the one with the largest quota on the most loaded rank. Its copy goes to the rank where the sum of load and
+    expected load is smallest.
     """
     G, S = quota_GS.shape
     full = 0
@@ -88,7 +89,7 @@ def _best_copy(quota_GS, load_G, node_G, limits, cover):
 
 @inner_kernel
 def _add_copy(e, to, share, num_copies, node_G, cover):
-    """Puts a copy of an expert with `num_copies` copies on a rank."""
+    """Adds a copy of an expert that has `num_copies` copies to a rank."""
     old, new = share / num_copies, share / (num_copies + 1)
     for g in range(cover.even_G.size):
         for s in range(cover.used_G[g]):
@@ -102,10 +103,10 @@ def _add_copy(e, to, share, num_copies, node_G, cover):
 
 @kernel
 def cover_loads(share_E, load_XE, node_G, num_base, limits, expert_GS):
-    """Adds replicas until every load can be balanced, or no slot within `limits` helps; redundant slots are empty before.
+    """Adds replicas to empty redundant slots until every load can be balanced or no slot within `limits` helps.
 
-    The load that is worst balanced gets the next replica, and is split again with it. The others are split again when their
-    turn comes: replicas that were not made for them can only have made them better.
+    The load with the worst balance gets the next replica and is split again. Each of the other loads is split again only when
+    it is the worst, because additional replicas can only improve its balance.
     """
     (G, S), X = expert_GS.shape, load_XE.shape[0]
     even_G, copies_E = np.zeros(G), np.ones(share_E.size, np.int64)

@@ -20,29 +20,29 @@ MOST = np.iinfo(np.int32).max
 
 
 class Options(NamedTuple):
-    """Options of `Robust` and of the problem, as row functions take them."""
+    """Options of `Robust` and of the problem, in the form that row functions take."""
 
     node_G: Array  # node of every rank
     num_base: int  # base slots of a rank
     rates: Rates
     times: RowTimes
-    node_only: bool  # whether replicas stay inside their home's node
-    spread: float  # added to the load of every expert, in mean loads; more where few scenarios are known
-    priced: bool  # whether copies cost anything
-    complete: bool  # whether one scenario will be real
+    node_only: bool  # whether replicas must stay inside their home's node
+    spread: float  # load added to every expert, in mean loads; more if few scenarios are known
+    priced: bool  # whether copies have a price
+    complete: bool  # whether one of the scenarios will occur
 
 
 class Loads(NamedTuple):
-    """What may come in all rows."""
+    """Possible loads of all rows."""
 
-    load_NE: Array  # int32, as foreseen
+    load_NE: Array  # int32, predicted loads
     load_XNE: Array  # int32, scenarios
-    factor_KE: Array  # float64, by which samples differ from what is expected
+    factor_KE: Array  # float64, factors between samples and the expected load
 
 
 @inner_kernel
 def keep_replicas(num_base, expert_GS, quota_GS):
-    """Gives every replica without pairs one of those of its expert's largest slot: what was copied is part of the plan."""
+    """Gives every replica without pairs one pair of its expert's largest slot, so that the replica remains in the plan."""
     G, S = expert_GS.shape
     for g in range(G):
         for s in range(num_base, S):
@@ -61,7 +61,7 @@ def keep_replicas(num_base, expert_GS, quota_GS):
 
 @kernel
 def _level_kept(num_base, placed):
-    """The exact split of all but one pair of every replica that has pairs, in place."""
+    """Splits load exactly, in place, but leaves one pair in every replica that has pairs."""
     fixed_GS = placed.quota_GS > 0
     fixed_GS[:, :num_base] = False
     placed.quota_GS[:] -= fixed_GS
@@ -71,7 +71,7 @@ def _level_kept(num_base, placed):
 
 @kernel
 def keep_rows(low, high, num_base, exact, expert_NGS, quota_NGS):
-    """`keep_replicas` for rows [low, high); with `exact`, what that adds to full ranks is levelled again."""
+    """Runs `keep_replicas` on rows [low, high). With `exact`, it balances the rows again afterwards."""
     for n in range(low, high):
         keep_replicas(num_base, expert_NGS[n], quota_NGS[n])
         if exact:
@@ -83,9 +83,9 @@ def keep_rows(low, high, num_base, exact, expert_NGS, quota_NGS):
 
 @kernel
 def _forecast(load_E, load_XE, share_E):
-    """Expected load to `share_E`: half `load_E`, half the mean of scenarios, which count by their shares of a total.
+    """Writes the expected load to `share_E`, and returns the number of loads that it is based on, at least 1.
 
-    Returns the number of loads that this is the mean of, at least 1.
+    The expected load is the mean of `load_E` and of the average scenario. Scenarios are scaled to the same total load.
     """
     total, num = max(1.0, load_E.sum()), 0
     for x in range(load_XE.shape[0]):
@@ -101,7 +101,7 @@ def _forecast(load_E, load_XE, share_E):
 
 @kernel
 def _cover(case, limits, priced, expert_GS):
-    """Replaces the replicas of a row by those of `cover_loads`, if they take less or nothing is priced."""
+    """Replaces the replicas of a row by those of `cover_loads` if these take less time or copies have no price."""
     tried_GS = expert_GS.copy()
     tried_GS[:, case.num_base :] = -1
     cover_loads(case.share_E, case.load_KE, case.node_G, case.num_base, limits, tried_GS)
@@ -111,7 +111,7 @@ def _cover(case, limits, priced, expert_GS):
 
 @kernel
 def robust_row(load_E, load_XE, factor_KE, case, options, expert_GS, quota_GS):
-    """Chooses the replicas of one row, in place, and splits `load_E` over them; a row without load keeps what it has."""
+    """Chooses the replicas of one row, in place, and splits `load_E` over them. A row without load is not changed."""
     if load_E.max() <= 0:
         return
     num_base, unlimited = case.num_base, np.int64(LEVELS[-1])
@@ -124,7 +124,7 @@ def robust_row(load_E, load_XE, factor_KE, case, options, expert_GS, quota_GS):
             scale = case.share_E.sum() / max(1e-300, (case.share_E * factor_KE[k]).sum())
             for e in range(load_E.size):
                 case.load_KE[k, e] = min(case.share_E[e] * factor_KE[k, e] * scale, MOST)
-    # As the standard error of a forecast from so many loads of equal spread.
+    # The factor follows the standard error of a forecast from `num` loads of equal spread.
     case.share_E[:] += options.spread * np.sqrt(1.0 + 1.0 / num) * case.share_E.mean()
     limits = Limits(unlimited, np.int64(0) if options.node_only else unlimited, unlimited)
     if options.priced:
@@ -145,7 +145,7 @@ def robust_row(load_E, load_XE, factor_KE, case, options, expert_GS, quota_GS):
 
 @kernel
 def robust_rows(low, high, loads, options, expert_NGS, quota_NGS):
-    """`robust_row` for rows [low, high)."""
+    """Runs `robust_row` on rows [low, high)."""
     load_NE, load_XNE, factor_KE = loads
     share_E, load_KE = np.empty(load_NE.shape[1]), np.empty(factor_KE.shape, np.int32)
     for n in range(low, high):

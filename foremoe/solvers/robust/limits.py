@@ -1,4 +1,4 @@
-"""Robust replicas within limits: copies placed by what experts deserve, and the limits that cost the fewest expected seconds."""
+"""Replicas of `Robust` within limits: placement in proportion to expected load, and the search for the fastest limits."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from foremoe.solvers.split.flow import UNLIMITED, split_row
 
 # Letters: K samples, G ranks, S slots per rank, E experts.
 
-# A step along the levels goes on if it saves at least this share.
+# The search continues along the levels while a step saves at least this share of the time.
 WORTH = 2e-3
-# Copies through one rank, direction and link that are tried; the last is no limit.
+# Tried limits of copies through one rank, direction and link. The last one means no limit.
 LEVELS = (0, 1, 2, 3, 4, 6, 8, 2**31 - 1)
 
 
 class Case(NamedTuple):
-    """One row: what its replicas are chosen by."""
+    """Data from which the replicas of one row are chosen."""
 
-    share_E: Array  # float64, what experts deserve copies by
-    load_KE: Array  # int32, loads that placements are priced on
+    share_E: Array  # float64, weights of experts in proportion to which they get copies
+    load_KE: Array  # int32, loads on which placements are priced
     node_G: Array  # node of every rank
     num_base: int  # base slots of a rank
-    rates: Rates  # of this row
+    rates: Rates  # rates of this row
 
 
 @kernel
 def count_copies(share_E, num, most_E):
-    """int64 [E]: copies of every expert, its home included; `num` times, the largest share per copy gets one more.
+    """Returns the number of copies of every expert, including its home, int64 [E].
 
-    No expert has more than `most_E`.
+    One copy is added `num` times to the expert with the largest share per copy. No expert gets more than `most_E` copies.
     """
     copies_E, per_copy_E = np.ones(share_E.size, np.int64), share_E.copy()
     for _ in range(num):
@@ -52,10 +52,10 @@ def count_copies(share_E, num, most_E):
 
 @kernel
 def place_copies(case, limits, expert_GS):
-    """Fills redundant slots, which are empty before: heaviest copies first, each to the least loaded rank within `limits`.
+    """Fills empty redundant slots, heaviest copies first, each on the least loaded rank within `limits`.
 
-    A copy that finds no rank is left out. Returns whether `limits` kept any copy from the least loaded rank: on links inside
-    nodes, and across.
+    A copy without a rank that can take it is left out. Returns whether a limit of links inside nodes, and whether one of links
+    between nodes, kept any copy from the least loaded rank.
     """
     share_E, node_G, num_base = case.share_E, case.node_G, case.num_base
     G, S = expert_GS.shape
@@ -94,7 +94,7 @@ def place_copies(case, limits, expert_GS):
 
 @inner_kernel
 def _copies_s(fan_4G, rates):
-    """Seconds of all replicas: their price, and what of `busiest_s` does not hide; `add_copies` fills `fan_4G`."""
+    """Returns the seconds of all replicas: their price and the exposed part of `busiest_s`. `add_copies` fills `fan_4G`."""
     peers = rdmas = np.int64(0)
     for g in range(fan_4G.shape[1]):
         peers += fan_4G[0, g]
@@ -104,7 +104,7 @@ def _copies_s(fan_4G, rates):
 
 @kernel
 def expected_s(case, expert_GS):
-    """Seconds of a placement on average over `load_KE`: the slowest rank under the exact split, and all copies."""
+    """Returns the mean seconds of a placement over `load_KE`: the slowest rank under the exact split, plus all copies."""
     node_G, num_base, (G, S) = case.node_G, case.num_base, expert_GS.shape
     home_E, fan_4G, quota_GS = home_of_experts(num_base, expert_GS), np.zeros((4, G), np.int64), np.zeros((G, S), np.int32)
     for g in range(G):
@@ -124,7 +124,7 @@ def expected_s(case, expert_GS):
 
 
 class _Walk(NamedTuple):
-    """The walk over limits: where it began, and the best so far."""
+    """State of the search over limits: the placement at the start and the best one so far."""
 
     home_GS: Array
     best_GS: Array
@@ -133,15 +133,15 @@ class _Walk(NamedTuple):
 
 @inner_kernel
 def limits_of(peer, rdma, slots):
-    """`Limits` of two levels."""
+    """Returns the `Limits` for two levels and a number of slots."""
     return Limits(np.int64(LEVELS[peer]), np.int64(LEVELS[rdma]), np.int64(slots))
 
 
 @kernel
 def _try(case, peer, rdma, slots, walk):
-    """Whether `place_copies` with these levels of limits takes clearly less than the best, and whether each limit bound.
+    """Tries `place_copies` with these levels. Returns whether it is clearly faster than the best, and whether each limit bound.
 
-    The best is replaced by what takes less.
+    The best placement is replaced by any faster one.
     """
     tried_GS = walk.home_GS.copy()
     peer_bound, rdma_bound = place_copies(case, limits_of(peer, rdma, slots), tried_GS)
@@ -155,7 +155,7 @@ def _try(case, peer, rdma, slots, walk):
 
 @inner_kernel
 def hidden_levels(rates, node_only):
-    """The highest levels at which all copies hide, inside nodes and across."""
+    """Returns the highest levels, inside nodes and between them, at which all copies overlap with compute."""
     free_peer, free_rdma = free_fans(rates)
     peer = rdma = 0
     for level in range(len(LEVELS) - 1):
@@ -166,10 +166,11 @@ def hidden_levels(rates, node_only):
 
 @kernel
 def walk_levels(case, node_only, best_GS):
-    """The limits whose replicas take the fewest expected seconds; these replicas are written to `best_GS`, bare homes before.
+    """Returns the limits whose replicas have the lowest expected time, and writes these replicas to `best_GS`.
 
-    Homes stay where no replicas are cheaper. Begins with as many copies as hide; then each limit on links is raised while it
-    keeps copies from where they are wanted and more of them pay, and the one on slots is halved while fewer are cheaper.
+    `best_GS` must hold only homes before, and keeps them if no replicas are faster. The search begins with as many copies as
+    overlap with compute. Each limit on links is then raised while it keeps copies from the least loaded rank and more copies
+    save time. The limit on slots is halved while fewer slots are faster.
     """
     last, slots = len(LEVELS) - 1, best_GS.shape[1] - case.num_base
     walk = _Walk(best_GS.copy(), best_GS, np.full(1, expected_s(case, best_GS)))

@@ -1,4 +1,4 @@
-"""Robust: replicas for loads that are foreseen, not known."""
+"""`Robust`: places replicas for predicted loads."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -20,25 +20,25 @@ from foremoe.solvers.robust.kernels import Loads, Options, robust_rows
 
 @dataclass(frozen=True)
 class Robust(RankSolver):
-    """Places replicas for a load that is known as a distribution; quotas are split when the load is known.
+    """Places replicas for a load whose distribution is known. Quotas are split later, when the load itself is known.
 
-    Where scenarios are samples (`Problem.scenarios_complete` is false), an expert deserves copies by its expected load plus a
-    share of the mean expert load: what is cold now may be hot then. Copies are counted by load per copy, over all redundant
-    slots, and placed heaviest first on the least loaded rank, so that load can be passed on along many ways. Expected is half
-    the problem's load, half the mean of its scenarios.
+    If the scenarios are samples (`Problem.scenarios_complete` is false), experts get copies in proportion to their expected load
+    plus a share of the mean expert load, because a cold expert may become hot. The expected load is the mean of the problem's
+    load and of the average scenario. The redundant slots are distributed by load per copy. Copies are placed heaviest first on
+    the least loaded rank, so that many ranks can exchange load later.
 
-    Where one scenario will be real, replicas are added until each can be balanced: the scenario that is worst balanced gets the
-    next one.
+    If one of the scenarios will occur, replicas are added until each scenario can be balanced. The scenario with the worst
+    balance gets the next replica.
 
-    Under the objective ``"time"`` copies must pay: the numbers of copies through one rank, inside nodes and across, are raised
-    while the expected seconds of a row fall. They are priced on the scenarios, or on samples around the expected load. The
-    method is our own.
+    Under the objective ``"time"``, copies have a price. The maximum numbers of copies through one rank, inside nodes and between
+    them, are raised while the expected time of a row falls. The time is computed for the scenarios, or for samples around the
+    expected load. The method is our own.
 
     Attributes:
-        spread: What is added to the load of every expert, in mean expert loads, at least 0; with n scenarios known, sqrt(1 + 1/n)
-            times that.
-        noise: Standard deviation of the log factor between the expected load and samples of it, from 0 to 100.
-        samples: Samples that replicas are priced on, at least 1.
+        spread: Load that is added to every expert, in mean expert loads, at least 0. With n known scenarios, it is multiplied by
+            sqrt(1 + 1/n).
+        noise: Standard deviation of the log factor between the expected load and its samples, from 0 to 100.
+        samples: Number of samples on which replicas are priced, at least 1.
     """
 
     spread: float = 0.7
@@ -53,7 +53,7 @@ class Robust(RankSolver):
         whole(self.samples, "samples of Robust", 1, 10**4)
 
     def solve(self, problem: Problem, start: Placement) -> Placement:
-        """Returns the placement of all rows; rows without load, and those that a cancel left out, keep `start`."""
+        """Returns the placement of all rows. Rows without load and rows that a cancellation skipped keep `start`."""
         require_start(problem, start)
         if _is_one_placement(problem):
             first = self.solve(problem[:1], start.cut(N=slice(0, problem.L)))
@@ -61,7 +61,7 @@ class Robust(RankSolver):
         scenario_XNE, priced = problem.load_NE[None], problem
         if problem.scenario_XMLE is not None:
             scenario_XNE = problem.scenario_XMLE.reshape(-1, problem.N, problem.E)
-            # What hides copies is the time of a micro-step, not of all that the load sums up.
+            # Copies overlap with the compute of one micro-step, not of all micro-steps whose loads are summed here.
             known_XML = problem.scenario_XMLE.any(axis=3)
             num_ML1 = np.maximum(1, known_XML.sum(axis=0))[:, :, None]
             mean_MLE = np.rint(problem.scenario_XMLE.sum(axis=0) / num_ML1).astype(np.int32)
@@ -81,7 +81,7 @@ class Robust(RankSolver):
 
 
 def _is_one_placement(problem: Problem) -> bool:
-    """Whether all micro-steps have the same scenarios, of which one will be real: they get the same replicas."""
+    """Returns whether all micro-steps have the same scenarios, one of which will occur, and so get the same replicas."""
     scenario_XMLE, load_MLE = problem.scenario_XMLE, problem.load_MLE
     if scenario_XMLE is None or not problem.scenarios_complete or problem.M == 1:
         return False

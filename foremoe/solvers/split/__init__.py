@@ -1,1 +1,1 @@
-"""Level split: quotas of replicas that are placed."""
+"""Solvers of the *split* level, which set quotas for given replicas."""

@@ -1,4 +1,4 @@
-"""Even: every slot of an expert serves the same share."""
+"""`Even`: gives every slot of an expert the same share."""
 
 from dataclasses import dataclass
 
@@ -10,9 +10,9 @@ from foremoe.solvers.split.kernels import even_rows, split_all
 
 @dataclass(frozen=True)
 class Even(SplitSolver):
-    """Splits an expert's pairs evenly over its slots; the lowest slots take the remainder.
+    """Splits an expert's pairs evenly over its slots, and the lowest slots take the remainder.
 
-    What systems do that route to replicas at random or in turn, the EPLB family among them. `ExactSplit` balances better.
+    Systems that route to replicas at random or in turn, such as the EPLB family, split like this. `ExactSplit` balances better.
     """
 
     def solve(self, problem: Problem, expert_NGS: Array) -> Array:

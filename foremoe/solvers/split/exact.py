@@ -1,4 +1,4 @@
-"""ExactSplit: the split with the least possible maximum rank load."""
+"""`ExactSplit`: finds the split with the smallest possible maximum rank load."""
 
 from dataclasses import dataclass
 
@@ -10,11 +10,11 @@ from foremoe.solvers.split.kernels import split_all, split_rows
 
 @dataclass(frozen=True)
 class ExactSplit(SplitSolver):
-    """Splits pairs so that the busiest rank has the least load that the given slots allow; provably optimal.
+    """Splits pairs so that the busiest rank has the smallest load that the given slots allow, which is provably optimal.
 
-    Load moves between slots of one expert along shortest residual paths, and a minimum cut tells where it cannot; see
-    `split.kernels.split_row`. Among splits with the same maximum it keeps load at home where that is cheap to see, which saves
-    dispatch between ranks, and so may leave a replica without a quota.
+    Load moves between slots of one expert along shortest residual paths, and a minimum cut proves where it cannot. See
+    `split.kernels.split_row`. Among splits with the same maximum, load stays at home where that is quick to determine. This saves
+    dispatch between ranks, but may leave a replica without a quota.
     """
 
     def solve(self, problem: Problem, expert_NGS: Array) -> Array:

@@ -1,4 +1,4 @@
-"""The exact split: the least maximum rank load that given replicas allow."""
+"""The exact split, which reaches the smallest maximum rank load that given replicas allow."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from foremoe.base.compiled import inner_kernel, kernel
 
 # Letters: G ranks, S slots per rank, E experts, P = G*S physical slots (p = g*S + s), I ranks reached.
 
-# What no load and no number of copies meets.
+# A value larger than any load and any number of copies.
 UNLIMITED = np.int64(2**62)
 
 
 class Links(NamedTuple):
-    """The slots of every expert as lists, ascending."""
+    """Linked lists of the slots of every expert, in ascending order."""
 
-    first_E: Array  # int64, first slot; -1 ends a list
-    next_P: Array  # int64, the next slot of the same expert
-    rank_P: Array  # int64, rank of a slot
+    first_E: Array  # int64, first slot of every expert; -1 ends a list
+    next_P: Array  # int64, next slot of the same expert
+    rank_P: Array  # int64, rank of every slot
 
 
 class _Paths(NamedTuple):
-    """A breadth-first search: ranks in the order in which they were reached, from which rank, out of and into which slot."""
+    """State of a breadth-first search: the ranks in the order of discovery, their predecessors, and the slots on each edge."""
 
     rank_I: Array
     from_G: Array
@@ -34,7 +34,7 @@ class _Paths(NamedTuple):
 
 @kernel
 def link_slots(num_experts, expert_GS):
-    """The `Links` of a placement."""
+    """Returns the `Links` of a placement."""
     G, S = expert_GS.shape
     first_E, next_P, rank_P = np.full(num_experts, -1, np.int64), np.empty(G * S, np.int64), np.empty(G * S, np.int64)
     p = G * S - 1
@@ -50,9 +50,9 @@ def link_slots(num_experts, expert_GS):
 
 @kernel
 def split_row(target, limit, num_base, placed):
-    """Finds the split with the least maximum rank load that is at least `target`, in place; changes only what it must.
+    """Finds, in place and with few changes, the split with the smallest maximum rank load that is at least `target`.
 
-    Starts from any split. Returns the maximum, or -1, with an unfinished split, if it exceeds `limit`.
+    The start may be any split. Returns the maximum. If the maximum exceeds `limit`, returns -1 and leaves the split unfinished.
     """
     if placed.load_G.max() <= target:
         return np.int64(target)
@@ -62,12 +62,13 @@ def split_row(target, limit, num_base, placed):
 
 @kernel
 def split_linked(target, limit, single, links, placed):
-    """`split_row` with the lists of `link_slots`.
+    """Does the work of `split_row`, given the lists of `link_slots`.
 
-    Overloaded ranks push load along residual paths (out of a slot into another slot of the same expert, again and again) to
-    ranks below the target, all paths of one breadth-first search at a time. Where no path is left, the ranks that were reached
-    hold only experts that have no slot elsewhere, so no split does better than ceil(their load / their number): that is the
-    new target (Newton's method on the minimum cut). With `single`, only the most loaded rank pushes, on one path of a search.
+    Overloaded ranks push load to ranks below the target along residual paths. Each edge of a path leads from one slot to another
+    slot of the same expert. All paths of one breadth-first search are used at a time. If no path is left, the ranks that were
+    reached hold only experts that have no slot elsewhere. No split can then do better than ceil(load of these ranks / number of
+    these ranks), which becomes the new target. This is Newton's method on the minimum cut. With `single`, only the most loaded
+    rank pushes, along one path per search.
     """
     load_G = placed.load_G
     G = load_G.size
@@ -100,7 +101,7 @@ def split_linked(target, limit, single, links, placed):
 
 @inner_kernel
 def _search(target, single, num_reached, links, placed, paths, seen_G, seen_E):
-    """Continues `paths`, with `single` up to the first rank below the target. Returns the number of ranks reached."""
+    """Continues the search in `paths`. With `single`, stops at the first rank below the target. Returns the number of ranks."""
     expert_GS, quota_GS, load_G = placed
     rank_I, from_G, out_G, in_G = paths
     first_E, next_P, rank_P = links
@@ -129,7 +130,7 @@ def _search(target, single, num_reached, links, placed, paths, seen_G, seen_E):
 
 @inner_kernel
 def _push(target, num_sources, num_reached, paths, placed):
-    """Pushes load along the path to every rank below the target. Returns whether any could be pushed."""
+    """Pushes load along the path to every rank below the target. Returns whether any load moved."""
     quota_GS, load_G = placed.quota_GS, placed.load_G
     rank_I, from_G, out_G, in_G = paths
     moved = False

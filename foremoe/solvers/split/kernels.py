@@ -1,4 +1,4 @@
-"""Row kernels of the split level: quotas for replicas that are already placed, one row at a time."""
+"""Row kernels of the split level, which set the quotas of given replicas for one row at a time."""
 
 from collections.abc import Callable
 
@@ -17,7 +17,7 @@ from foremoe.solvers.split.flow import UNLIMITED, link_slots, split_linked
 
 
 def split_all(problem: Problem, expert_NGS: Array, rows: Callable[[int, int, Array, Array, Array], None]) -> Array:
-    """int32 [N, G, S]: the quotas that the driver `rows` gives to every row; rows that a cancel leaves out are served at home."""
+    """Returns the quotas that the driver `rows` sets, int32 [N, G, S]. Rows that a cancellation skips are served at home."""
     require_slots(expert_NGS, (problem.N, problem.G, problem.S), problem.E, problem.L)
     quota_NGS = np.zeros(expert_NGS.shape, np.int32)
     load_NE = problem.load_NE
@@ -28,15 +28,16 @@ def split_all(problem: Problem, expert_NGS: Array, rows: Callable[[int, int, Arr
     if (served_N != load_N).any():
         n = int(np.argmax(served_N != load_N))
         served = f"the slots of row {n} serve {served_N[n]} of {load_N[n]} pairs"
-        raise InputError(f"{served}: an expert with load has no slot; every expert needs at least its home.")
+        raise InputError(f"{served}, because an expert with load has no slot; give every expert at least its home.")
     return quota_NGS
 
 
 @kernel
 def home_row(load_E, expert_GS, quota_GS):
-    """All load to the home, the slot in the lowest column (then of the lowest rank); the others get nothing.
+    """Gives all load of an expert to its home and nothing to its other slots.
 
-    Returns int64 [E], the home g*S + s of every expert, -1 without one. Base slots are the low columns.
+    The home is the slot with the lowest column, and among these the lowest rank, because base slots are the low columns. Returns
+    the home g*S + s of every expert, int64 [E], or -1 for an expert without a slot.
     """
     G, S = expert_GS.shape
     home_E = np.full(load_E.size, -1, np.int64)
@@ -51,7 +52,7 @@ def home_row(load_E, expert_GS, quota_GS):
 
 @kernel
 def start_at_home(load_E, num_base, expert_GS, quota_GS):
-    """Empties redundant slots and leaves all load at home. Returns the homes, as `home_row`, and int64 [G], the load of ranks."""
+    """Empties redundant slots and serves all load at home. Returns the homes, like `home_row`, and the rank loads, int64 [G]."""
     expert_GS[:, num_base:] = -1
     home_E = home_row(load_E, expert_GS, quota_GS)
     return home_E, quota_GS.astype(np.int64).sum(axis=1)
@@ -59,7 +60,7 @@ def start_at_home(load_E, num_base, expert_GS, quota_GS):
 
 @kernel
 def even_targets(load_G, domain_G):
-    """int64 [G]: the mean load of every rank's domain, in whole pairs; the most loaded ranks get the remainder."""
+    """Returns the mean load of every rank's domain in whole pairs, int64 [G]. The most loaded ranks get the remainder."""
     total_V, size_V = np.zeros(domain_G.max() + 1, np.int64), np.zeros(domain_G.max() + 1, np.int64)
     for g in range(load_G.size):
         total_V[domain_G[g]] += load_G[g]
@@ -75,7 +76,7 @@ def even_targets(load_G, domain_G):
 
 @kernel
 def even_row(load_E, expert_GS, quota_GS):
-    """Every slot of an expert an equal share; the remainder goes to its lowest slots, one pair each."""
+    """Gives every slot of an expert an equal share. The lowest slots get one pair each of the remainder."""
     G, S = expert_GS.shape
     num_E, done_E = np.zeros(load_E.size, np.int64), np.zeros(load_E.size, np.int64)
     for e in expert_GS.ravel():
@@ -92,11 +93,11 @@ def even_row(load_E, expert_GS, quota_GS):
 
 @kernel
 def split_row(load_E, expert_GS, quota_GS):
-    """The split with the least possible maximum rank load, in whole pairs; returns that maximum.
+    """Finds the split with the smallest possible maximum rank load in whole pairs, and returns that maximum.
 
-    Starts with all load at home and a target of ceil(mean rank load), and goes on as `flow.split_linked` along one path at a
-    time. When no rank is above the target, the target is both reached and a lower bound. The last step pulls quota back home
-    where the target leaves room: earlier, lower targets pushed too much away. An expert without a slot is not served.
+    It starts with all load at home and a target of ceil(mean rank load), and continues like `flow.split_linked` with one path at
+    a time. When no rank is above the target, the target is reached and is also a lower bound. Earlier, lower targets pushed away
+    too much load, so the last step moves quota back home where the target leaves room. An expert without a slot is not served.
     """
     S = expert_GS.shape[1]
     home_E, links = home_row(load_E, expert_GS, quota_GS), link_slots(load_E.size, expert_GS)
@@ -122,13 +123,13 @@ def split_row(load_E, expert_GS, quota_GS):
 
 @kernel
 def even_rows(low, high, load_NE, expert_NGS, quota_NGS):
-    """`even_row` for rows [low, high)."""
+    """Runs `even_row` on rows [low, high)."""
     for n in range(low, high):
         even_row(load_NE[n], expert_NGS[n], quota_NGS[n])
 
 
 @kernel
 def split_rows(low, high, load_NE, expert_NGS, quota_NGS):
-    """`split_row` for rows [low, high)."""
+    """Runs `split_row` on rows [low, high)."""
     for n in range(low, high):
         split_row(load_NE[n], expert_NGS[n], quota_NGS[n])
