@@ -3,8 +3,8 @@
     python -m bench.results [NAME ...] [--list]
 
 Makes the tables that are older than their code, shortest first, or those that are named; the file of the last run goes. A table
-is current while its code is that of the commit which its file names, comments and docstrings aside, so that an interrupted run
-goes on where it stopped. Pages that show a table are not changed: each is named as its file goes.
+is current while its code is that of the commit which its file names, comments, docstrings and messages aside, so that an
+interrupted run goes on where it stopped. Pages that show a table are not changed: each is named as its file goes.
 """
 
 from __future__ import annotations
@@ -133,13 +133,20 @@ def _differs(name: str, commit: str) -> bool:
 
 
 def _code(name: str, text: str) -> str:
-    """Text without the comments and docstrings of Python; other languages are left as they are."""
+    """Text without the comments, docstrings and messages of Python; other languages are left as they are.
+
+    A message is any string of several words.
+    """
     if not name.endswith(".py"):
         return text
     tree = ast.parse(text)
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             node.body = [line for line in node.body if not (isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant))]
+        elif isinstance(node, ast.JoinedStr):
+            node.values = [part for part in node.values if not isinstance(part, ast.Constant)]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
+            node.value = ""
     return ast.dump(tree)
 
 

@@ -87,6 +87,13 @@ def test_a_table_is_current_until_its_code_changes(tree: Path) -> None:
     assert table.why() == "lib/code.py changed, with 1 more"
 
 
+def test_what_a_message_says_is_no_code() -> None:
+    before = 'def f(x):\n    if x:\n        raise ValueError(f"one {x} too many; give less")\n    return "kind"\n'
+    assert results._code("a.py", before) == results._code("a.py", before.replace("too many; give less", "is too much"))
+    for other in (before.replace("kind", "sort"), before.replace("{x}", "{x + 1}"), before.replace("if x", "if not x")):
+        assert results._code("a.py", before) != results._code("a.py", other)
+
+
 def test_a_file_of_code_that_was_not_committed_is_old(tree: Path) -> None:
     table = a_table(tree)
     for said, why in (
