@@ -163,7 +163,7 @@ class Cluster(ArrayValue):
     def from_dict(cls, table: Mapping[str, Any], where: str = "cluster") -> Self:
         """Creates a cluster from a table of fields.
 
-        Nodes come from ``num_ranks`` and ``ranks_per_node``, or from a list ``node_of_rank``, with which all others are optional.
+        Nodes come from ``num_ranks`` and ``ranks_per_node``, or from a list ``node_of_rank``; then ``num_ranks`` is optional.
 
         Raises:
             InputError: Keys are unknown or missing, or `Cluster` refuses a field. The message starts with `where`.
@@ -285,7 +285,7 @@ class Cluster(ArrayValue):
         return self.rdma_bytes_per_s / self.nic_sharing
 
     def copy_seconds(self, num_bytes: float) -> tuple[float, float, float]:
-        """Returns the seconds for one rank to copy `num_bytes` inside its node, between nodes, and from its host store (or inf)."""
+        """Returns the seconds for one rank to copy `num_bytes` inside its node, between nodes, and from a host store (or inf)."""
         return (
             num_bytes / self.peer_bytes_per_s + self.peer_latency_s,
             num_bytes / self.rdma_bytes_per_s_per_rank + self.rdma_latency_s,

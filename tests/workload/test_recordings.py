@@ -336,7 +336,7 @@ def test_what_is_no_recording_is_refused_with_the_cure(tmp_path, capsys):
 
 def test_files_of_two_kinds_are_refused(tmp_path):
     rows = lines(tmp_path / "routing.jsonl", rows_of(ids(6), 0))
-    with pytest.raises(InputError, match="both of counts and of the experts of single tokens"):
+    with pytest.raises(InputError, match="some files hold counts and others the experts of single tokens"):
         open_recordings([*rows, *as_json(tmp_path, counts(2))], model=TINY)
     other = counts(2)[:, :2]
     (tmp_path / "other.json").write_text(json.dumps({"logical_count": other.tolist()}))
