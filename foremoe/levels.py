@@ -51,7 +51,7 @@ class RankSolver(abc.ABC):
     def refusal(self, problem: Problem) -> str | None:
         """Returns one sentence that says why the solver cannot plan a problem of this size, or None if it can.
 
-        `solve` raises it as an InputError; `compare` and `simulate_systems` skip the solver and show the sentence.
+        `solve` raises it as an InputError. `compare` and `simulate_systems` skip the solver and show the sentence.
         """
         return None
 

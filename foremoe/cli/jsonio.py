@@ -70,7 +70,7 @@ def _place(path: str) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Converts `value` to plain JSON types, numpy numbers and arrays included; NaN and infinity become null."""
+    """Converts `value` to plain JSON types, including numpy numbers and arrays. NaN and infinity become null."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

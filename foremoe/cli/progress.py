@@ -1,4 +1,4 @@
-"""Progress on stderr. On a terminal, one line is updated; elsewhere, every task prints one plain line."""
+"""Progress on stderr. On a terminal, one line is updated. Otherwise, every task prints one plain line."""
 
 import contextlib
 import sys

@@ -163,7 +163,7 @@ class Cluster(ArrayValue):
     def from_dict(cls, table: Mapping[str, Any], where: str = "cluster") -> Self:
         """Creates a cluster from a table of fields.
 
-        Nodes come from ``num_ranks`` and ``ranks_per_node``, or from a list ``node_of_rank``; then ``num_ranks`` is optional.
+        Nodes come from ``num_ranks`` and ``ranks_per_node``, or from a list ``node_of_rank``, which makes ``num_ranks`` optional.
 
         Raises:
             InputError: Keys are unknown or missing, or `Cluster` refuses a field. The message starts with `where`.

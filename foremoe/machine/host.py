@@ -1,7 +1,7 @@
 """Host time per layer, for launches that wait for counts from the device.
 
-If a layer's counts are known in advance, the whole layer can be captured in a graph or launched ahead of the device, and the
-host adds no time. If the host reads counts from the device, every layer takes as long as the slower of host and device.
+If a layer's counts are known in advance, the whole layer can be captured in a graph or launched ahead of the device. The host
+then adds no time. If the host reads counts from the device, every layer takes as long as the slower of host and device.
 """
 
 import numpy as np

@@ -73,7 +73,7 @@ def keep_executable(plan: Plan, t: TransferList, backend_P: Array, two_sided_P: 
     """Returns the copies without relays that an engine cannot execute. In their place, copies come from home.
 
     A relay is executed only if it and the original copy use one two-sided backend. If a source's own copy fails, the source has
-    given up the backend that its relays would use, so the failure of one backend never causes that of a second one.
+    given up the backend that its relays would use. The failure of one backend thus never causes that of a second one.
     """
     home_C, node_G = home_ranks(plan, t), plan.header.cluster.node_of_rank_G
     home_link_C = np.where(node_G[home_C] == node_G[t.dst_C], Link.PEER, Link.RDMA)

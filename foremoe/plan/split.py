@@ -1,9 +1,9 @@
 """The split law: divides the quotas of an expert's slots over source ranks.
 
 It is a pure function, so every rank can compute its own part. In tier 1, a rank's tokens go to its own slot. In tier 2, they go
-to slots of its own node, in proportion to the remaining room of each slot, so that pairs from other nodes do not all go to the
-same slot. In tier 3, they go anywhere. In a tier, the remaining pairs of sources (in rank order) and the remaining room of slots (in
-slot order) are intervals on one line, and a source sends a slot as many pairs as their intervals overlap.
+to slots of its own node, in proportion to the remaining room of each slot. Pairs from other nodes then do not all go to the same
+slot. In tier 3, they go anywhere. In a tier, the remaining pairs of sources (in rank order) and the remaining room of slots (in
+slot order) are intervals on one line. A source sends a slot as many pairs as their intervals overlap.
 """
 
 from typing import NamedTuple

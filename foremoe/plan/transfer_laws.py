@@ -1,4 +1,4 @@
-"""The laws of a plan's copies, as described in `laws`. Most checks are vectorised; the rest use `Replay`."""
+"""The laws of a plan's copies, as described in `laws`. Most checks are vectorised, and the others use `Replay`."""
 
 from __future__ import annotations
 

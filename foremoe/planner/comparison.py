@@ -38,7 +38,7 @@ def compare(
         problem: Problem to plan. Each planner plans it with the homes that its own home level chooses.
         planners: Planners by name, for example `STRATEGIES`.
         history_LE: Load of an earlier step for foresight "previous", int32 [L, E]. Without it, a planner with this foresight has
-            no history in the first micro-step, which is then left out of all rows (if there is more than one micro-step).
+            no history in the first micro-step. If there are several micro-steps, the first one is then left out of all rows.
         leave_first_out: Whether to leave the first micro-step out of all rows. If None, it is decided as above.
         exact_budget_s: Time in seconds for a planner with an exact solver, which plans a sample of rows. Its figures are about
             the rows that it proves optimal, and ``same_rows`` holds the mean skew of the other planners on them.

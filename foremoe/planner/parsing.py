@@ -37,9 +37,9 @@ def _known() -> dict[str, type]:
 def parse(text: str, *, builtin: bool = False) -> Any:
     """Returns the object whose repr is `text`.
 
-    Knows the built-in solvers, `Planner`, `Noisy`, `Rerouted` and `CostModel`. Also knows entry points of other packages in the
-    group ``foremoe.solvers`` (``"their-name(option=1)"`` or ``"TheirClass(option=1)"``), and places in modules
-    (``"package.module:Class(option=1)"``). Of these, only the one that the text names is imported.
+    The text may name built-in solvers, `Planner`, `Noisy`, `Rerouted` and `CostModel`. It may also name entry points of other
+    packages in the group ``foremoe.solvers`` (``"their-name(option=1)"`` or ``"TheirClass(option=1)"``). Places in modules have
+    the form ``"package.module:Class(option=1)"``. Only entry points and modules that the text names are imported.
 
     Args:
         builtin: Whether to accept only foremoe's own classes, so that nothing is imported for untrusted text.

@@ -178,8 +178,8 @@ def pair_activation_bytes(model: Model) -> float:
 def token_activation_bytes(model: Model) -> float:
     """Returns the bytes that backward needs of one token in a layer outside the experts.
 
-    These are the inputs of attention, of its norm, of the second norm and of the router, and queries and the output of attention,
-    as flash attention keeps them. Keys and values, which have fewer heads, are left out.
+    These are the inputs of attention, of its norm, of the second norm and of the router. Flash attention also keeps queries and
+    the output of attention. Keys and values, which have fewer heads, are left out.
     """
     return model.bytes_per_activation * (4 * model.hidden_size + model.num_heads * (model.qk_head_dim + model.v_head_dim))
 

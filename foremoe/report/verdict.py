@@ -14,7 +14,7 @@ def verdict(facts: Mapping[str, Any], cluster: Cluster) -> dict[str, Any]:
 
     Returns:
         Dict with ``gain`` (a line), ``details`` (sentences), ``sure`` (a sentence about the basis of the figures), ``gains``
-        (True if the plan is faster than static placement and fits) and ``fits``.
+        and ``fits``. ``gains`` is True if the plan is faster than static placement and fits into memory.
     """
     gains, memory = _gains(facts), facts["memory"]
     details = []

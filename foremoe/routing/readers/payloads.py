@@ -39,8 +39,8 @@ class Expected(NamedTuple):
 def decode(payload: Any, expected: Expected) -> Array:
     """Returns the payload as integers [T, L, K], without copying if it has a buffer.
 
-    Accepts arrays and tensors [T, L, K] (or flat ones, if shapes are expected), raw bytes or those of an .npy file, base64 text
-    of either, and nested lists [T][L][K] with None for unknown experts.
+    Accepts arrays and tensors [T, L, K] (or flat ones, if shapes are expected), and nested lists [T][L][K] with None for unknown
+    experts. Also accepts raw bytes or those of an .npy file, and base64 text of either.
     """
     if isinstance(payload, str):
         return _from_base64(payload, expected)
