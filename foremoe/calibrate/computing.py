@@ -65,7 +65,7 @@ class ExpertCompute:
         return 3.0 * sum(num_S) * self.case.model.flops_per_pair / seconds
 
     def points(self, watch: Stopwatch, budget_s: float) -> list[Point]:
-        """Times few pairs in all or a quarter of the slots (bound by reading weights), all pairs in two slots, and routed loads."""
+        """Times few pairs in all or some slots (bound by reading weights), all pairs in two slots, and loads of drawn routing."""
         G, per_rank = self.group.size, self.bank.num_base
         two = min(2, per_rank)
         even = [*itertools.product(FEW_PAIRS, sorted({per_rank, -(-per_rank // 4)}))]
