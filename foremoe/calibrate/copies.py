@@ -106,7 +106,7 @@ def find_ways(group: Group, model: Model, device: torch.device, node_of_rank: Se
             for way in mine:
                 Copies(group, model, device, way).backend.close()
             if not mine:
-                reason = "it serves links between ranks, and one rank has none"
+                reason = "it serves links between ranks, and a single rank has none"
         except Exception as error:  # if a library fails, the other backends can still be measured
             reason = first_line(error).rstrip(".") or type(error).__name__
         reasons = [why for why in group.gather(reason) if why]

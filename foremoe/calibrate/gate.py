@@ -68,8 +68,8 @@ def require_taken(cluster: Cluster, file: str, otherwise: str) -> None:
     """
     if cluster.residual is not None and cluster.residual > MOST_TAKEN:
         fault = f"the fit in {file} has a residual of {cluster.residual:.0%}, above {MOST_TAKEN:.0%}"
-        cure = "measure again with foremoe calibrate and nothing else running, or take a preset"
-        raise InputError(f"{fault}, so its seconds say nothing; {cure}. {otherwise}")
+        cure = "measure again with foremoe calibrate and nothing else running, or use a preset"
+        raise InputError(f"{fault}, so its times cannot be used; {cure}. {otherwise}")
 
 
 def at_limit(constant: Constant) -> bool:
@@ -102,4 +102,4 @@ def _faults(c: Constant) -> Iterator[tuple[str, str]]:
         cure = "the points do not determine it, so measure more tokens or larger sizes"
         yield f"at its limit, {c.value:g} {c.unit}", cure
     if c.spread > MOST_SPREAD and c.name != "host_layer_s":  # host times always vary
-        yield f"repeats spread by {c.spread:.1%}, above {MOST_SPREAD:.0%}", "stop what else runs, or give more seconds"
+        yield f"repeats spread by {c.spread:.1%}, above {MOST_SPREAD:.0%}", "stop all other work, or give more seconds"

@@ -170,14 +170,14 @@ def report(found: Fit, measured: Measured, base: str, output: str) -> list[str |
     lines += [Table(BACKENDS, backends), ""] if backends else []
     lines += [
         "residual: |fitted - measured| / measured; spread: distance of the quartiles of a point's repeats over their median",
-        "constants stand on a link's first backend; copies between ranks are not fitted but checked by the links' constants",
+        "constants are fitted to a link's first backend; copies between ranks only check the links' constants",
         *(f"{name} not measured: {why}" for name, why in measured.unavailable.items()),
-        *(f"{link}: not there to be measured, so {base} stands in" for link in found.kept),
+        *(f"{link}: could not be measured, so the figures of {base} are used" for link in found.kept),
         f"constants: {found.cluster.standing}", *map(str, found.faults),
         f"written: {output}, and residuals and points in {Path(output).with_suffix('.fit.json')}",
     ]  # fmt: skip
     if found.cluster.residual is not None and found.cluster.residual > MOST_TAKEN:
-        lines.append(f"its residual is above {MOST_TAKEN:.0%}: no command takes {output} unless it is given --accept-fit")
+        lines.append(f"its residual is above {MOST_TAKEN:.0%}: commands refuse {output} without --accept-fit")
     return lines
 
 

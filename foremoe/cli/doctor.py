@@ -88,7 +88,7 @@ def _version(names: tuple[str, ...]) -> tuple[str, str]:
 def _gpus() -> list[tuple[str, str, str]]:
     """Lists the GPUs that torch finds, with their compute capability, memory and CUDA version."""
     if find_spec("torch") is None:
-        return [("GPUs", "not known", "torch finds them, and is not installed")]
+        return [("GPUs", "not known", "found by torch, which is not installed")]
     try:
         import torch
 
@@ -115,4 +115,4 @@ def _cache() -> tuple[str, str]:
     """Returns the folder of the cache of compiled kernels, and a text that says whether it can be written."""
     folder = Path(os.environ.get("NUMBA_CACHE_DIR") or Path(__file__).parents[1])
     kept = os.access(folder, os.W_OK)
-    return str(folder), "compiled kernels stay" if kept else "not writable: numba takes a folder of the user's instead"
+    return str(folder), "compiled kernels stay" if kept else "not writable: numba uses a folder of the user instead"

@@ -57,7 +57,7 @@ def cluster_of(
         return Cluster.preset(text, ranks, ranks_per_node, dispatch=dispatch or "pairs", host_store=host_store)
     cluster = Cluster.from_toml(text)
     if not accept_fit:
-        require_taken(cluster, text, "With --accept-fit it is taken all the same.")
+        require_taken(cluster, text, "With --accept-fit, it is used anyway.")
     cluster = dataclasses.replace(cluster, dispatch=dispatch or cluster.dispatch)
     # Changing the number of ranks would lose the file's own mapping of ranks to nodes.
     if ranks in (None, cluster.num_ranks) and ranks_per_node is None:

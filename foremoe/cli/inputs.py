@@ -151,7 +151,7 @@ def _lines(record: dict[str, Any], model_layers: int) -> list[str]:
     lines = [f"case: {source}: {size}, {routing}, {record['stage']}, objective {record['objective']}"]
     if record["layers"] < model_layers and record["layer_range"] is None:
         held = f"the routing has {record['layers']} of the {model_layers} MoE layers of {record['model']}"
-        lines.append(f"note: {held}; if it is another model's, name that with --model")
+        lines.append(f"note: {held}; if another model was recorded, name it with --model")
     return lines
 
 

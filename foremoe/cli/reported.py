@@ -90,9 +90,11 @@ def _work_of(paths: tuple[str, ...], plan: Plan) -> Workload:
             work = work.layers(positions)
     if (work.L, work.E, work.G) != (plan.L, plan.E, plan.G):
         sizes = f"{work.L} layers, {work.E} experts and {work.G} ranks"
-        raise InputError(f"the workload has {sizes}; the plan has {plan.L}, {plan.E} and {plan.G}: give what was planned.")
+        raise InputError(
+            f"the workload has {sizes}; the plan has {plan.L}, {plan.E} and {plan.G}; give the workload that was planned."
+        )
     if work.M != plan.M:
-        raise InputError(f"the workload has {work.M} micro-steps and the plan {plan.M}; give what was planned.")
+        raise InputError(f"the workload has {work.M} micro-steps and the plan {plan.M}; give the workload that was planned.")
     return work
 
 

@@ -103,7 +103,7 @@ def _simulated_lines(groups: Sequence[Problem], planners: Mapping[str, Planner],
 def _simulated_line(row: Mapping[str, Any], planners: Mapping[str, Planner]) -> Mapping[str, Any]:
     name = row["solver"]
     if name not in planners:
-        return {**row, "note": "the same tokens, routed evenly: what perfect balance alone would give"}
+        return {**row, "note": "the same tokens, routed evenly: the result of perfect balance alone"}
     if planners[name].keeps_homes:
         return row
-    return {**row, "note": "homes move: scored, never executed; their weights and gradients travel exposed"}
+    return {**row, "note": "homes move: scored, never executed; their weights and gradients are sent exposed"}

@@ -187,7 +187,7 @@ def step_line(rows: Sequence[Mapping[str, Any]], trainer: Trainer) -> str:
     real = [row for row in known if row["solver"] not in ("static", BALANCED)]
     best = max(real or known, key=lambda row: row["speedup_vs_static"])
     each = ", ".join(f"{gain:.3f} with {share} %" for share, gain in best["step_speedup_at"].items())
-    return f"a whole step gains less; {best['solver']}: {each} of it outside the stages (--rollout-share says yours)"
+    return f"a whole step gains less; {best['solver']}: {each} of it outside the stages (set your share with --rollout-share)"
 
 
 def outside_words(trainer: Trainer) -> str:

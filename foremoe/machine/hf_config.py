@@ -32,7 +32,7 @@ def model_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     family = str(config.get("model_type"))
     if family not in _FAMILIES:
         known = ", ".join(_FAMILIES)
-        raise InputError(f"model_type {family[:40]!r} is not known; {known} are, give Model.of(...) for others.")
+        raise InputError(f"model_type {family[:40]!r} is not supported; use one of {known}, or Model.of(...).")
     ffn, shared = _FAMILIES[family]
 
     def size(*names: str, default: int | None = None) -> int:
@@ -92,6 +92,6 @@ def _moe_layers(config: Mapping[str, Any], size: Callable[..., int]) -> tuple[in
     if not moe or moe != list(range(moe[0], num_layers)):
         found = f"{len(moe)} of {num_layers} layers are MoE, and not the last ones"
         raise InputError(
-            f"{found}; foremoe prices dense layers before all others only, give Model.of(...) without the dense ones."
+            f"{found}; foremoe prices only dense layers before all others, so give Model.of(...) without the dense ones."
         )
     return moe[0], len(moe)

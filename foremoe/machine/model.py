@@ -267,7 +267,7 @@ class Model:
             np.broadcast_shapes(tokens_f.shape, squares_f.shape)
         except ValueError as error:
             shapes = f"tokens has shape {list(tokens_f.shape)} and sum_len_sq {list(squares_f.shape)}"
-            raise InputError(f"{shapes}; give them one shape.") from error
+            raise InputError(f"{shapes}; give both the same shape.") from error
         score_width = self.num_heads * (self.qk_head_dim + self.v_head_dim)
         flops: Array = 2.0 * self.attention_params * tokens_f + float(score_width) * squares_f
         return flops

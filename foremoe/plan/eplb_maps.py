@@ -35,7 +35,7 @@ def eplb_maps(plan: Plan, layer: int | None, micro_step: int | None) -> EplbMaps
         if value is not None and value not in range(length):
             raise InputError(f"{name}={value} does not exist; the plan has {length}.")
     if micro_step is None and (plan.expert_MLGS != plan.expert_MLGS[:1]).any():
-        raise InputError(f"the placement differs between the plan's {plan.M} micro-steps; choose one by micro_step=.")
+        raise InputError(f"the placement differs between the plan's {plan.M} micro-steps; choose one with micro_step=.")
     expert_LGS = plan.expert_MLGS[micro_step or 0].astype(np.int64)
     phy2log = np.stack([_filled(expert_GS, plan.E).reshape(-1) for expert_GS in expert_LGS])
     logcnt = np.stack([np.bincount(row_P, minlength=plan.E) for row_P in phy2log])

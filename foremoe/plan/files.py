@@ -95,7 +95,7 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
             header = _updated(header, tensors)
         fault = next(faults(header, header_schema()), None)
         if fault is not None:
-            raise InputError(f"{fault}; docs/plan-format.md says what a plan file holds.")
+            raise InputError(f"{fault}; see docs/plan-format.md for the format of plan files.")
         plan = _plan_of(header, tensors)
         require_numbered(plan)
     return plan
@@ -113,7 +113,7 @@ def _updated(header: dict[str, Any], tensors: Mapping[str, Array]) -> dict[str, 
     """Converts the header of a file of format 1 or 2 to that of format 3."""
     slots, order_M = header["slots"], tensors["order_M"]
     if slots["kind"] != "SharedSlots" or not np.array_equal(order_M, np.arange(len(tensors["load_MLE"]))):
-        raise InputError("resident slots and orders of micro-steps are not read any more; plan again.")
+        raise InputError("resident slots and orders of micro-steps are no longer supported; plan again.")
     return {**header, "slot_depth": slots["depth"]}
 
 

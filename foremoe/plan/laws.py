@@ -69,7 +69,7 @@ def _check_header(found: Violations, plan: Plan) -> Uses | None:
         sizes = f"{head.schedule.M} x {len(head.moe_layer_L)} rows"
         found.add("header", f"schedule and layer ids are for {sizes}; the plan has {M} x {L}.")
     if head.schedule.trains != (head.key.stage == "update"):
-        found.add("header", f"a plan of stage {head.key.stage} has a schedule of the other one.")
+        found.add("header", f"a plan of stage {head.key.stage} has a schedule of the other stage.")
     uses = None
     try:
         uses = head.schedule.uses(L)

@@ -50,7 +50,7 @@ def summary(plan: Plan) -> str:
         sent = f"{len(plan.transfers)} copies over {len(head.schedule.phase_X)} passes"
         lines.append(f"weights sent: {sent} ({by_link})" if by_link else f"weights sent: {sent}")
     else:
-        lines.append("moves homes: scored, never executed; the stage leaves out how weights travel")
+        lines.append("moves homes: scored, never executed; the stage leaves out moving weights")
     return "\n".join(lines)
 
 

@@ -66,7 +66,7 @@ def _check_ranges(found: Violations, plan: Plan) -> None:
         lambda i: f"rank {t.src_C[i]} sends it over {Link(int(t.link_C[i])).name}, which does not lead to rank {t.dst_C[i]}",
     )  # fmt: skip
     if plan.header.cluster.host_bytes_per_s == 0:
-        lost = "comes from a host store, which the cluster has none of"
+        lost = "comes from a host store, but the cluster has none"
         found.mask("residency", t.link_C == Link.HOST, "C", lambda i: f"expert {t.expert_C[i]} {lost}")
 
 
@@ -86,9 +86,7 @@ def _check_order(found: Violations, plan: Plan) -> None:
     t = plan.transfers
     key_C = (t.need_C.astype(np.int64) * plan.G + t.dst_C) * plan.S + t.slot_C
     behind_C = np.append(False, key_C[1:] <= key_C[:-1])[: len(t)]
-    found.mask(
-        "order", behind_C, "C", lambda i: f"stands behind a copy for the same or a later use, rank or slot ({t.need_C[i]})"
-    )
+    found.mask("order", behind_C, "C", lambda i: f"follows a copy for the same or a later use, rank or slot ({t.need_C[i]})")
 
 
 def _check_readers(found: Violations, plan: Plan, uses: Uses, replay: Replay) -> None:

@@ -55,7 +55,7 @@ def linked(plan: Plan, path: PathSolver, problem: Problem) -> Plan:
         raise PlanError("residency", "", f"{path!r} must return a TransferList; got {type(found).__name__}.")
     for name in TransferList.array_fields().keys() - {"link_C", "src_C"}:
         if not np.array_equal(getattr(given, name), getattr(found, name)):
-            raise PlanError("residency", "", f"{path!r} may change link_C and src_C alone; it changed {name}.")
+            raise PlanError("residency", "", f"{path!r} may change only link_C and src_C; it changed {name}.")
     return valid(dataclasses.replace(plan, transfers=found))
 
 

@@ -108,7 +108,7 @@ def _line(name: str, planner: Planner, posed: Problem, shared: Comparison, *, ho
     line["plan_us_per_layer"] = 1e6 * sum(level.cpu_s for level in timed.levels) / posed.N
     notes = list(summary.warnings)
     if homes_moved:
-        notes.append(f"homes by {planner.home!r}; moving them is in the simulated stage alone")
+        notes.append(f"homes by {planner.home!r}; moving them counts only in the simulated stage")
     if planner.foresight == "previous" and history_LE is None:
         if posed.M == 1:
             notes.append("one micro-step and no history: nothing is foreseen, so this is static placement")
@@ -118,7 +118,7 @@ def _line(name: str, planner: Planner, posed: Problem, shared: Comparison, *, ho
             )
     if planner.foresight == "step" and not counted_ML[0].any() and not plan.executable:
         moves = traffic(posed, plan)[0] * plan.M
-        notes.append(f"placed once, in micro-step 0: {moves:.1f} moves per layer that no figure counts")
+        notes.append(f"placed once, in micro-step 0, with {moves:.1f} moves per layer that no figure includes")
     return line | ({"note": "; ".join(notes)} if notes else {}), plan
 
 

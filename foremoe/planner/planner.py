@@ -196,7 +196,7 @@ class Planner:
                 # The guard sees only one foreseen load, so it cannot judge a solver that considers several.
                 best.take(solver, current, spent, guard=self.guard and not (solver.foresees and seen is not problem))
             if (num_cancelled := int((best.stop_N == Stop.CANCELLED).sum())) and not warnings:
-                warnings.append(f"cancelled; {num_cancelled} of {problem.N} rows hold what they started from.")
+                warnings.append(f"cancelled; {num_cancelled} of {problem.N} rows hold the placement from which they started.")
             header = ran.header(problem, key)
             if seen is problem:
                 plan = assemble(header, self.path, problem, best.placement, best.stop_N, proven_N=best.proven_N)

@@ -69,7 +69,7 @@ def sampled_line(name: str, planner: Planner, problem: Problem, shared: Comparis
     return plan_figures(name, problem, plan, static_s=static_s, counted_ML=counted_ML, trainer=shared.trainer) | {
         "plan_us_per_layer": 1e6 * cpu_s / num_tried,
         "same_rows": {other: float(plan.skew_ML[counted_ML].mean()) for other, plan in plans.items()},
-        "note": f"{len(proven)} of {num_tried} sampled rows proven {optimal} in {budget}; every figure is theirs alone",
+        "note": f"{len(proven)} of {num_tried} sampled rows proven {optimal} in {budget}; all figures are about these rows",
     }
 
 

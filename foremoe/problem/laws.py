@@ -80,7 +80,7 @@ def placement_violations(problem: Problem, placement: Placement, *, keeps_homes:
     check_stops(found, placement.stop_N)
     if placement.bound_N is not None:
         endless_N = placement.bound_N == np.inf
-        found.mask("bound", endless_N, "N", lambda i: "the bound is infinite; give -inf where nothing is proven")
+        found.mask("bound", endless_N, "N", lambda i: "the bound is infinite; give -inf if nothing is proven")
     return found.errors
 
 

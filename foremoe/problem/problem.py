@@ -140,11 +140,13 @@ class Problem(ArrayValue, Derived):
             raise InputError(f"the load has {E} experts but model {self.model.name} has {self.model.num_experts}.")
         if E < G or E % G:
             most = max(d for d in range(1, min(E, G) + 1) if E % d == 0)
-            raise InputError(f"{E} experts do not divide over {G} ranks; choose a number of ranks that divides {E}, say {most}.")
+            raise InputError(
+                f"{E} experts do not divide over {G} ranks; choose a number of ranks that divides {E}, for example {most}."
+            )
         if np.iinfo(np.int16).max < E:
             raise InputError(f"{E} experts are more than the {np.iinfo(np.int16).max} that plans can number.")
         if not isinstance(self.redundant, int | np.integer) or not 0 <= self.redundant <= E:
-            cure = "; foremoe.choose_slots(problem) finds the number that pays" if str(self.redundant) == "auto" else ""
+            cure = "; foremoe.choose_slots(problem) finds the number that pays off" if str(self.redundant) == "auto" else ""
             raise InputError(f"redundant slots per rank must lie in [0, {E}]; got {self.redundant}{cure}.")
 
     @classmethod

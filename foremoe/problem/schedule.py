@@ -179,7 +179,9 @@ class Schedule(ArrayValue):
             (s.num_chunks, s.reforward, *(None if a is None else a.tobytes() for a in (s.chunk_L, s.block_L))) for s in schedules
         }
         if len(kinds) != 1:
-            raise InputError("schedules with different chunks or re-forward cannot be joined; give the joined schedule itself.")
+            raise InputError(
+                "schedules with different chunks or recomputation cannot be joined; give the joined schedule itself."
+            )
         columns = Schedule.join_arrays(schedules, "X")
         columns["micro_step_X"] += np.repeat(offset_S, [len(s.micro_step_X) for s in schedules]).astype(np.int32)
         return dataclasses.replace(schedules[0], **columns)

@@ -68,7 +68,7 @@ def plan_job(
     """
     if planner.home != Keep():
         raise InputError(
-            f"{planner.home!r} moves homes of all EP groups at once; leave the home level out of a report of several."
+            f"{planner.home!r} moves homes of all EP groups at once; leave the home level out of a report on several groups."
         )
     trainer, out = trainer or Trainer(data_parallel=len(groups)), []
     for k, group in enumerate(groups):

@@ -49,12 +49,14 @@ def require_belongs(problem: Problem, plan: Plan) -> None:
     want = (problem.M, problem.L, problem.G, problem.S)
     if plan.expert_MLGS.shape != want:
         have = list(plan.expert_MLGS.shape)
-        raise InputError(f"the plan has [M, L, G, S] = {have} and the problem {list(want)}; give the problem's plan.")
+        raise InputError(f"the plan has [M, L, G, S] = {have} and the problem {list(want)}; give the plan of this problem.")
     if (plan.load_MLE != problem.load_MLE).any():
         rows = int((plan.load_MLE != problem.load_MLE).any(axis=2).sum())
-        raise InputError(f"the plan's load differs from the problem's in {rows} of {plan.N} rows; give what was planned.")
+        raise InputError(
+            f"the plan's load differs from the problem's in {rows} of {plan.N} rows; give the load that was planned."
+        )
     if (plan.home_LE != problem.home_LE).any():
-        raise InputError("the plan's homes are not the problem's; give the problem with the homes that were planned for.")
+        raise InputError("the plan's homes differ from the problem's; give the problem with the homes that were planned for.")
 
 
 def pack_rows(packer: Packer, plan: Plan, replicas: Replicas, static: Cost) -> None:

@@ -29,7 +29,9 @@ def verdict(facts: Mapping[str, Any], cluster: Cluster) -> dict[str, Any]:
         details.append(f"The whole step counts {gains['outside_share']:.0%} outside its stages (`--rollout-share`).")
     elif gains.get("step_speedup_at") is not None and gains["speedup_vs_static"] >= EVEN:
         each = ", ".join(f"{gain:.2f}x with {percent} %" for percent, gain in gains["step_speedup_at"].items())
-        details.append(f"A whole training step gains less: {each} of it outside the stages (`--rollout-share` says yours).")
+        details.append(
+            f"A whole training step gains less: {each} of it outside the stages (set your share with `--rollout-share`)."
+        )
     return {
         "gain": _gain(facts, gains), "details": details, "sure": _sure(facts, cluster),
         "gains": bool(gains["speedup_vs_static"] >= EVEN and memory["fits"] and facts["executable"]),

@@ -17,7 +17,7 @@ MAX_EXPERTS = int(np.iinfo(np.int16).max)
 def known_model(model: str | Model | None) -> Model | None:
     """Returns `model` itself, or the preset with that name or hub name. Any other name is only a label and gives None."""
     if not isinstance(model, str | Model | None):
-        raise InputError(f"model must be the name of a model; got {type(model).__name__}.")
+        raise InputError(f"model must be a Model or the name of one; got {type(model).__name__}.")
     if isinstance(model, str):
         found = Model.preset_of(model)
         return None if found is None else Model.preset(found)

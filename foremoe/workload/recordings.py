@@ -62,7 +62,7 @@ def open_recordings(
         return Workload.load(names[0])
     for name, kind in zip(names, kinds, strict=True):
         if kind in ("plan", "workload"):
-            cure = "give it alone, as it stands alone" if kind == "workload" else "give a trace here"
+            cure = "give it alone, because it cannot be joined with other files" if kind == "workload" else "give a trace here"
             raise InputError(f"{name!r} is a {kind} file; {cure}.")
     found = [
         _one(name, model, kind == "trace" or (strict and holds_trace(name))) for name, kind in zip(names, kinds, strict=True)
@@ -163,7 +163,9 @@ def _moe_layers(load_SLGE: Array, layer_L: Array, model: Model | None) -> tuple[
         return load_SLGE, model.moe_layer_L
     strange = sorted(set(layer_L[kept_L].tolist()) - set(model.moe_layer_L.tolist()))
     if strange:
-        raise InputError(f"layer {strange[0]} has pairs, but is no MoE layer of {model.name}; name the model that was recorded.")
+        raise InputError(
+            f"layer {strange[0]} has pairs, but is not an MoE layer of {model.name}; name the model that was recorded."
+        )
     return load_SLGE[:, kept_L], layer_L[kept_L]
 
 

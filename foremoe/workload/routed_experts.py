@@ -212,7 +212,7 @@ def _places(
 ) -> tuple[list[Array], int]:
     """Returns int64 [X, 4] of each sequence (first token, end, micro-step, rank), and M. An end of -1 is the sequence's end."""
     if (range_X5 is None) != (micro_step_Q is not None and rank_Q is not None):
-        raise InputError("say where sequences go: by micro_step_Q and rank_Q, or else by range_X5.")
+        raise InputError("the places of sequences are not clear; give either micro_step_Q and rank_Q, or range_X5.")
     if range_X5 is None:
         micro_step = frozen_array(micro_step_Q, np.int32, "micro_step_Q", (Q,))
         rank = frozen_array(rank_Q, np.int32, "rank_Q", (Q,))

@@ -118,7 +118,7 @@ def test_one_rank_measures_all_but_links():
     ((measured, _),) = get_pool(1).run(measured_on, case, None)
     assert {p.kind for p in measured.points if not p.backend} == {"experts", "layer", "planned"}
     assert set(by_backend(measured)) == {"pinned_host", "files"}
-    assert "one rank has none" in measured.unavailable["collective"]
+    assert "a single rank has none" in measured.unavailable["collective"]
     assert not any(p.exchanges or p.exchange_bytes for p in measured.points)
 
 

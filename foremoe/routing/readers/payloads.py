@@ -107,7 +107,7 @@ def _require_base64(text: str) -> None:
     """Raises InputError if `text` has a character outside base64. The error recognises base85, which Python also writes."""
     if set(text) <= _BASE64:
         return
-    cure = "decode it by base64.b85decode and give the bytes" if set(text) <= _BASE85 else "send it as the engine gave it"
+    cure = "decode it with base64.b85decode and give the bytes" if set(text) <= _BASE85 else "send it as the engine gave it"
     lack = "not base64, A-Z a-z 0-9 + / and = at the end" + (", but may be base85" if set(text) <= _BASE85 else "")
     raise InputError(f"text that begins with {text[:12]!r} is {lack}; {cure}.")
 
@@ -189,7 +189,7 @@ def _from_lists(tokens: Sequence[Any]) -> Array:
     except OverflowError:
         beyond = True
     if beyond:
-        raise InputError("nested lists of routing hold numbers beyond 32 bits; these are no experts.")
+        raise InputError("nested lists of routing hold numbers beyond 32 bits; these are not experts.")
     T = len(tokens)
     return flat.reshape(T, len(layers) // T, len(rows) // max(len(layers), 1))
 

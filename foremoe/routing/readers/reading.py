@@ -109,7 +109,7 @@ class Reader:
         if num_rows in after_prompt and num_rows not in fitting:
             start = item.prompt_length or 0
         if length is None and item.num_last_missing is None:
-            says = "neither token ids nor counts of tokens for each choice, so that its rows may belong to any tokens"
+            says = "neither token ids nor counts of tokens for each choice, so its rows may belong to any tokens"
             raise InputError(f"the answer has {says}; ask for token ids, or give lengths, or start (0 if none was requested).")
         if length is None:
             length = start + num_rows + (item.num_last_missing or 0)
@@ -124,7 +124,7 @@ class Reader:
         if (rows_TLK[used:] != rows_TLK[used : used + 1]).any():
             # Padding repeats one row. A resumed request may send the rows of its first part again before the others.
             found = f"{num_rows} rows from token {start} on for {length} tokens, and those beyond are routing, not padding"
-            cure = "of a sequence that was resumed give each request's routing as a segment of its own, in a list in the list"
+            cure = "for a resumed sequence, give the routing of each request as a segment, in a nested list"
             raise InputError(f"{found}; {cure}, or correct lengths.")
         pieces.append((start, self._positions(rows_TLK.shape[1]), rows_TLK[:used]))
         return Read(length, pieces, num_rows - used)

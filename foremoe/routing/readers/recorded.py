@@ -130,7 +130,7 @@ def _parquet(path: str, size: int) -> list[Any]:
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         if isinstance(error, InputError):
             raise
-        raise InputError(f"it is no parquet file, truncated or damaged ({first_line(error)}); write it again.") from None
+        raise InputError(f"it is not a parquet file, or is truncated or damaged ({first_line(error)}); write it again.") from None
 
 
 _READ = (
@@ -258,7 +258,7 @@ def _of_rows(rows: list[Any], size: int) -> Recorded:
         return Recorded(payloads, layer_L=layer_L)
     name = next((n for n in _PER_SEQUENCE if n in first), None)
     if name is None:
-        raise InputError(f"its first row has {', '.join(map(str, first))[:200] or 'nothing'}, which is no routing; {_READ}.")
+        raise InputError(f"its first row has {', '.join(map(str, first))[:200] or 'nothing'}, which is not routing; {_READ}.")
     if name == "routed_experts":
         return Recorded(rows)
     lengths = [len(row["tokens"]) for row in rows if isinstance(get(row, "tokens"), list)]

@@ -154,7 +154,7 @@ def _separate(payloads: Any) -> list[Any]:
     if not isinstance(payloads, list | tuple):
         return [payloads]
     if _is_pair(payloads) or any(map(_is_pair, payloads)):
-        raise InputError("a pair of shape and bytes does not tell its dtype; give {'data': .., 'shape': .., 'dtype': ..}.")
+        raise InputError("a pair of shape and bytes does not contain its dtype; give {'data': .., 'shape': .., 'dtype': ..}.")
     depth, leaf = _depth(payloads)
     if not isinstance(leaf, int | float | np.number) and depth > 1:
         kind = "empty" if leaf is None else type(leaf).__name__
