@@ -19,8 +19,8 @@ from foremoe.cli.terminal import has_colour, width, wrapped
 
 STDOUT = "-"
 _HELP = (
-    "Print figures as JSON instead of text. With a file (--json=FILE, or a next word that ends in .json), JSON goes there, "
-    "and the text still goes to stdout.  [default: text only]"
+    "Print the figures as JSON instead of text. If a file is given, as --json=FILE or as a next word that ends in .json, the "
+    "JSON is written there, and the text is still printed.  [default: text only]"
 )
 
 

@@ -129,14 +129,14 @@ _CASE = {
     "seed": option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, help="Seed of the random numbers."),
     "history": option(
         "--history", metavar="TRACE",
-        help="Trace of an earlier step. Foresight 'previous' takes its load as that before the first micro-step."
+        help="Trace of an earlier step. Its load is the one that foresight 'previous' sees in the first micro-step."
         "  [default: no earlier load]",
     ),
     "model": option(
         "--model", metavar=_MODEL,
         help=f"Model that was recorded: {MODELS}.  [default: the one named in the TRACE, or the only preset of its shape]",
     ),
-    "cluster": option("--cluster", metavar=_TOML, default="8xh100", help=f"Type of node: {CLUSTERS}."),
+    "cluster": option("--cluster", metavar=_TOML, default="8xh100", help=f"Cluster file, or type of node: {CLUSTERS}."),
     "accept_fit": accept_fit_option,
     "dispatch": option(
         "--dispatch", type=Dispatch(),

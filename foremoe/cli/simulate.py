@@ -63,7 +63,7 @@ Example:
 @case_options()
 @planners_option(
     help="Strategies or solvers, as for `compare`. `force-balanced` is even routing."
-    "  [default: all except exact, and even routing]"
+    "  [default: even routing, and all strategies except exact]"
 )
 @option(
     "--ep", type=RANKS,
@@ -74,7 +74,7 @@ Example:
 @option("--vpp", type=COUNT, default=1, help="Number of chunks per pipeline rank (interleaved schedule).")
 @option(
     "--prefetch", type=click.IntRange(0, 2**31 - 1), default=2,
-    help="How many layer uses before its own use a copy may start.",
+    help="Number of layer uses by which a copy may start ahead of the use that needs it.",
 )  # fmt: skip
 @option(
     "--foresight", metavar="LIST", multiple=True,

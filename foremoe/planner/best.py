@@ -17,7 +17,7 @@ class BestRows:
     def __init__(self, problem: Problem, start: Placement, static: Placement | None = None) -> None:
         self._problem = problem
         self.placement = start
-        self.objective_N = self.start_N = row_objective(problem, start)  # of the best placement, and of the start
+        self.objective_N = self.start_N = row_objective(problem, start)  # objective of the best placement, and of the start
         if static is not None:
             static_N = row_objective(problem, static)
             self.placement = start.where(self.start_N <= static_N, static)
