@@ -42,7 +42,7 @@ class Varied(NamedTuple):
 _HELP = """Leaves out one level of a planner at a time: pack, home, node, rank, split, order, path and the guard.
 
 This is repeated for every number of redundant slots, kind of foresight, node size and seed. Identical plans share a line of the
-table; in JSON and CSV, each has a row of its own.
+table. In JSON and CSV, each has a row of its own.
 
 \b
 Examples:
