@@ -171,7 +171,7 @@ def test_a_calibrated_file_serves_the_other_commands(tmp_path):
         ([], "'-o'"),
         (["-o", "x.toml"], "give --model, or --hidden"),
         (["-o", "x.toml", "--hidden", "64", "--ffn", "64"], "--experts, --topk are missing"),
-        (["-o", "x.toml", "--model", "mixtral-8x7b", "--hidden", "64"], "already tells the sizes"),
+        (["-o", "x.toml", "--model", "mixtral-8x7b", "--hidden", "64"], "already gives the sizes"),
         (["-o", "x.toml", "--model", "nope"], "there is no model preset"),
         (["-o", "x.toml", *SIZE_OPTIONS, "--ranks", "0"], "not in the range 1<=x<=1024"),
         (["-o", "x.toml", *SIZE_OPTIONS, "--cluster", "nope"], "there is no cluster preset"),

@@ -300,7 +300,7 @@ def refusals(folder):
         "layer 0 has pairs, but is not an MoE",
     )
     for none in (0 * with_dense(good), 0 * good):
-        yield "some.json", json.dumps({"logical_count": none.tolist()}).encode(), "they count no pair"
+        yield "some.json", json.dumps({"logical_count": none.tolist()}).encode(), "the counts contain no pair"
     by_rank = {"logical_count": good.tolist(), "logical_count_layout": "rank_layer_expert"}
     yield "some.json", json.dumps(by_rank).encode(), "laid out as 'rank_layer_expert', not by step"
     yield "some.json", json.dumps({"records": [], "last_physical_to_logical_map": []}).encode(), "recorder-mode stat"
