@@ -118,7 +118,7 @@ def test_a_model_that_is_guessed_is_said(tmp_path: Path) -> None:
     dealing = ["--ranks", "4", "--tokens-per-rank", "16", "--layers", "0:1", "--redundant", "0"]
     said = "does not name its model and has the shape of mixtral-8x7b; give --model if it is another one"
     assert said in good(["plan", path, *dealing]).stderr
-    assert "by its shape" not in good(["plan", path, *dealing, "--model", "mixtral-8x7b"]).stderr
+    assert "has the shape of" not in good(["plan", path, *dealing, "--model", "mixtral-8x7b"]).stderr
     named = str(tmp_path / "named.npz")
     RoutingTrace.load(path, model="mixtral-8x7b").save(named)
     dataclasses.replace(Model.preset("mixtral-8x7b"), name="wide", ffn_size=28672).to_toml(tmp_path / "wide.toml")
