@@ -12,8 +12,8 @@ from foremoe.workload.workload import Workload
 _HELP = """Converts FILEs of one recording into a trace (.npz or .safetensors) or counts (.safetensors).
 
 Reads answers of vLLM and SGLang as JSON lines, and chosen experts of tokens as JSON lines, parquet, .pt or .npz. Also reads
-counts from SGLang's recorder, TensorRT-LLM's statistics and tables. All other commands read these files, too. A token is unknown if a file
-lacks its experts or lists an expert twice. Counts without source ranks are spread evenly over --ranks.
+counts from SGLang's recorder, TensorRT-LLM's statistics and tables. All other commands read these files, too. A token is unknown
+if a file lacks its experts or lists an expert twice. Counts without source ranks are spread evenly over --ranks.
 
 \b
 Examples:
