@@ -52,7 +52,7 @@ class BackendFit:
 
     Attributes:
         backend: Name of the backend.
-        link: ``"peer"``, ``"rdma"`` or ``"host"``.
+        link: Kind of link, ``"peer"``, ``"rdma"`` or ``"host"``.
         bytes_per_s: Bandwidth of copies of experts and of parts of them.
         latency_s: Fixed time in seconds per copy.
         contention: Compute time lost per second of concurrent copying.

@@ -135,7 +135,7 @@ class Cluster(ArrayValue):
         Args:
             num_ranks: Any number of ranks. The last node may be smaller.
             ranks_per_node: Number of ranks per node. Defaults to that of the preset.
-            dispatch: ``"pairs"`` or ``"node"``.
+            dispatch: Kind of dispatch, ``"pairs"`` or ``"node"``.
             host_store: Whether weights may come from host memory. If False, ``host_bytes_per_s`` is 0.
             precision: Precision of GEMMs, ``"bf16"``, or ``"fp8"`` if the GPU supports it.
 

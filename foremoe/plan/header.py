@@ -25,7 +25,7 @@ class PlanKey:
 
     Attributes:
         step: Index of the RL step.
-        stage: ``"recompute"`` or ``"update"``.
+        stage: Stage of the RL step, ``"recompute"`` or ``"update"``.
         mini_batch: Index of the mini-batch in the step.
         ep_group: Index of the EP group.
     """
@@ -54,7 +54,7 @@ class PlanHeader(ArrayValue):
         schedule: Order of passes.
         redundant: R, the number of redundant slots per rank.
         slot_depth: Number of buffers per redundant slot (see `Problem`).
-        replicas: ``"any"``, or ``"node"`` if replicas stay inside the node of their home.
+        replicas: Ranks allowed for replicas: ``"any"``, or ``"node"`` if replicas stay inside the node of their home.
         keeps_homes: Whether experts keep their homes. If not, the plan is scored and never executed.
         moe_layer_L: The model's own layer numbers, int32 [L].
         trace_id: Id of the trace that was counted, or empty.

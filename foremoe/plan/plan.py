@@ -173,7 +173,7 @@ class Plan(ArrayValue, Checked):
     def rows_for(self, workload: Workload, rank: int) -> Array:
         """Returns the number of pairs from source rank `rank` to every physical slot p = g*S + s, int32 [M, L, P].
 
-        By the split law (module `split`), pairs go first to the own rank, then to the own node, then to the other ranks.
+        By the split law (module `split`), pairs go first to their source rank, then to its node, then to other ranks.
 
         Raises:
             InputError: The plan was made for other counts, or the rank does not exist.

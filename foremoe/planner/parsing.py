@@ -45,7 +45,7 @@ def parse(text: str, *, builtin: bool = False) -> Any:
         builtin: Whether to accept only foremoe's own classes, so that nothing is imported for untrusted text.
 
     Raises:
-        InputError: The text has other syntax than literals and calls, or a name in it is unknown or cannot be imported.
+        InputError: The text contains syntax other than literals and calls, or a name in it is unknown or cannot be imported.
 
     Example:
         >>> foremoe.parse("Planner(rank=(Quota(min_pairs=64),))").rank

@@ -21,12 +21,12 @@ class Cost(ArrayValue):
     """Costs in seconds, by part. All parts have the same shape ([], [N] or [M, L]) and sum to `total_s`.
 
     Attributes:
-        window_s: Compute of the slowest rank before the layer (attention) in all passes.
-        dispatch_s: Sending of tokens to the experts in all passes, as long as the busiest rank takes.
-        compute_s: Expert compute of the slowest rank in all passes.
-        combine_s: Sending of outputs back from the experts in all passes, as long as the busiest rank takes.
-        transfer_s: Exposed weight copies, and the slowdown of compute by copies.
-        gradient_s: Exposed gradient returns of replicas, and the slowdown of compute by them.
+        window_s: Compute time of the slowest rank before the layer (attention), over all passes.
+        dispatch_s: Time of the busiest rank for sending tokens to the experts, over all passes.
+        compute_s: Time of expert compute on the slowest rank, over all passes.
+        combine_s: Time of the busiest rank for sending outputs back from the experts, over all passes.
+        transfer_s: Time of exposed weight copies, plus compute time lost to copies.
+        gradient_s: The same for the gradient returns of replicas.
     """
 
     window_s: Array

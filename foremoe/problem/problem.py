@@ -60,14 +60,14 @@ class Problem(ArrayValue, Derived):
         model: Sizes of the model.
         cluster: Ranks and links.
         cost: Cost model. Solvers minimise ``cost.objective``.
-        stage: ``"recompute"`` (forward, weights frozen) or ``"update"`` (forward and backward).
+        stage: Stage to plan, ``"recompute"`` (forward, weights frozen) or ``"update"`` (forward and backward).
         schedule: Order of passes, with M micro-steps.
         redundant: R, the number of redundant slots per rank, at least 0.
         slot_depth: Number of buffers per redundant slot. All layers share one ring of ``redundant * slot_depth`` buffers, each
             the size of an expert. With more buffers, copies may start earlier, and an expert that is still in a buffer when it is
             needed again is not sent twice (backward follows forward). With large micro-steps, 2 are enough (at 8,192 tokens per
             rank, stages take at most 0.2 % longer). With small micro-steps, the third one pays off.
-        replicas: ``"any"``, or ``"node"`` to keep a replica inside the node of its home.
+        replicas: Ranks allowed for replicas: ``"any"``, or ``"node"`` to keep a replica inside the node of its home.
         home_LE: Home slot g*B + b of every expert, int32, a permutation per layer.
         load_MLE: Number of (token, expert) pairs, int32.
         load_MLGE: Number of pairs by source rank, int32, or None (dispatch is then priced without locality).
@@ -160,10 +160,10 @@ class Problem(ArrayValue, Derived):
         Args:
             redundant: Number of redundant slots per rank. `choose_slots` finds the number that pays off, as commands do by
                 default: ``choose_slots(Problem.of(work, cluster)).problem``.
-            model: Defaults to the preset that the workload names, or to the only one with its layers, experts and top-k.
-            home_LE: Defaults to contiguous homes, with expert e at home slot e.
-            cost: Defaults to ``CostModel(objective="time")``. The other objective is ``"balance"``.
-            schedule: Defaults to forward only for recompute, and to gradient accumulation for update.
+            model: Sizes of the model. Default to the preset named by the workload, or the only one of its shape.
+            home_LE: Home slots of the experts. By default, expert e is at home slot e.
+            cost: Cost model. Defaults to ``CostModel(objective="time")``. The other objective is ``"balance"``.
+            schedule: Order of passes. Defaults to forward only for recompute, and to gradient accumulation for update.
 
         Raises:
             InputError: No model fits the workload, the number of ranks differs, or `Problem` refuses a value.

@@ -46,7 +46,7 @@ def open_recordings(
         model: Model that was recorded. Counts need it for top-k, and routing needs it if the file does not name it.
         num_ranks: Number of source ranks, for counts.
         tokens_per_rank: Number of tokens per rank in a micro-step, for counts.
-        stage: ``"recompute"`` or ``"update"``, for counts.
+        stage: Stage of the workload, ``"recompute"`` or ``"update"``, for counts.
         strict: Whether ``.npz`` and ``.safetensors`` files with a -1 or a repeated expert are refused, as by `RoutingTrace.load`.
             If False, such tokens are unknown, as in all other files.
 

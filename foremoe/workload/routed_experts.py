@@ -132,7 +132,7 @@ def count_workload(
         range_X5: Replaces the two above if sequences are split over ranks. Integers [X, 5]: sequence, first token, end token,
             micro-step, source rank. Ranges of a sequence must not overlap. Tokens outside all ranges are not counted.
         num_micro_steps: Number of micro-steps. Defaults to the largest micro-step plus one.
-        stage: ``"recompute"`` or ``"update"``.
+        stage: Stage of the workload, ``"recompute"`` or ``"update"``.
         options: Arguments of `from_routed_experts`: `model`, num_experts, num_topk, num_layers, moe_layer_L, lengths, start,
             mask, dtype.
 

@@ -41,7 +41,7 @@ class Workload(ArrayValue):
             priced by the number of tokens only.
         unknown_ML: Number of tokens whose routing in this layer is not known, int64. No load includes them.
         num_topk: Number of experts per token.
-        stage: ``"recompute"`` or ``"update"``.
+        stage: Stage that was counted, ``"recompute"`` or ``"update"``.
         model: Name of the model, or None.
         moe_layer_L: The model's own layer numbers, int32.
         trace_id: Id of the trace that was counted, or empty.
@@ -130,7 +130,7 @@ class Workload(ArrayValue):
                 may then be missing.
             attention_MG: Sum of squared sequence lengths per source rank. Defaults to zeros, for unknown lengths.
             unknown_ML: Number of tokens that no count includes. Defaults to zero.
-            stage: ``"recompute"`` or ``"update"``.
+            stage: Stage that was counted, ``"recompute"`` or ``"update"``.
             model: Name of the model. If it is a preset, its experts and top-k must agree with the counts.
             moe_layer_L: Layer numbers. Default to those of the preset `model` if it has L layers, else to 0 to L-1.
             trace_id: Id of the trace that was counted.

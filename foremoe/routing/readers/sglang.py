@@ -23,7 +23,7 @@ def payloads(outputs: Any) -> list[Routed]:
             request's `routed_experts_start_len`. If it was set, add it to the answer under this name, or give `start`.
 
     Raises:
-        InputError: The output has another form.
+        InputError: The output is in another format.
     """
     return sequences_of(outputs, _of_answer)
 
