@@ -1,4 +1,4 @@
-"""Compiles kernels in advance, so that the first plan does not wait."""
+"""Compiles kernels in advance, so that the first plan does not wait for compilation."""
 
 import itertools
 import time
@@ -26,20 +26,20 @@ __all__ = ["warm_up"]
 
 _RANKS, _SEQUENCES, _TOKENS = 4, 8, 32
 _PLANNER = Planner(rank=(Search(effort=8),))
-# Integers that rollout engines return, by number of experts.
+# Integer types that rollout engines return, by number of experts.
 _DTYPES = {16: (np.uint8, np.int16, np.int32, np.int64), 512: (np.int16, np.int32, np.int64)}
 
 
 def warm_up(progress: Callable[[str], None] | None = None) -> float:
-    """Compiles the readers, packing, the default planner, advice and the simulator on tiny inputs; numba caches them on disk.
+    """Compiles the readers, packing, the default planner, advice and the simulator on tiny inputs. numba caches them on disk.
 
-    Covers both objectives, replicas inside nodes and anywhere, known and unknown source ranks.
+    Covers both objectives, replicas on any rank and inside nodes only, and known and unknown source ranks.
 
     Args:
         progress: Called with the name of each function that has been compiled.
 
     Returns:
-        Seconds spent; a few if everything was compiled already.
+        Time spent in seconds. It is a few seconds if everything was compiled before.
     """
     begin_s = time.perf_counter()
     with watch_compilation(progress):
@@ -70,10 +70,10 @@ def _problems() -> Iterator[tuple[Workload, Problem]]:
 
 
 def _read(num_experts: int) -> Iterator[Workload]:
-    """A workload of each stage, through every reader."""
+    """Yields a workload of each stage, after running every reader."""
     model, rng = _model(num_experts), np.random.default_rng(0)
     place_Q = np.zeros(_SEQUENCES, np.int32), np.arange(_SEQUENCES, dtype=np.int32) % _RANKS
-    # Few experts have nearly all tokens, so that no row is done at the start.
+    # A few experts have nearly all tokens, so that no row is balanced at the start.
     popularity_E = np.arange(num_experts, 0, -1) ** -2.0
     scores_QTLE = rng.gumbel(size=(_SEQUENCES, _TOKENS, 2, num_experts)) + np.log(popularity_E[::-1])
     topk_QTLK = np.argsort(scores_QTLE, axis=-1)[..., -2:]

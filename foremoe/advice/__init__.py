@@ -1,4 +1,4 @@
-"""Advice from simulated stages: how many redundant slots to choose, and what to change next."""
+"""Advice from simulated stages on the number of redundant slots and on what to change next."""
 
 from foremoe.advice.changes import Advice, Case, Change, advise
 from foremoe.advice.slots import SlotChoice, SlotOption, choose_slots

@@ -1,4 +1,4 @@
-"""`advise`: recommends the next change, judged by simulated stages."""
+"""`advise`: recommends what to change next, judged by simulated stages."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
@@ -22,11 +22,11 @@ from foremoe.solvers.home.price import price_L
 # Letters: L layers, E experts.
 
 LEAST_USE = 0.02
-"""foremoe is worth its setting up if it shortens the stage by this share."""
+"""Smallest share by which foremoe must shorten the stage to be worth setting up."""
 
 
 class Case(NamedTuple):
-    """A problem and the trainer around its stage."""
+    """A problem with the trainer around its stage."""
 
     problem: Problem
     trainer: Trainer
@@ -34,14 +34,14 @@ class Case(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One change, and what the simulated stage gains from it.
+    """One possible change, with the gain of the simulated stage.
 
     Attributes:
-        name: What to do, such as ``"R = 2"``.
-        speedup: Throughput with the change over throughput without it, both planned by `Planner`.
+        name: What to do, for example ``"R = 2"``.
+        speedup: Throughput with the change over throughput without it, both planned by the default `Planner`.
         cost: Cost or requirement of the change, in words.
-        case: The case with the change.
-        fits: Whether it fits into a rank's memory.
+        case: The case after the change.
+        fits: Whether the changed case fits into the memory of a rank.
     """
 
     name: str
@@ -53,15 +53,15 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """The result of `advise`.
+    """Recommended change with the figures that led to it, as returned by `advise`.
 
     Attributes:
         speedup: Speed-up of the planned case over experts at home without redundant slots.
-        even_gain: Throughput that even routing would still add.
-        fit: Memory of the fullest rank, with experts at home and buffers.
-        fits_bare: Whether the case fits without redundant slots; if not, they are not what has to change.
-        changes: All changes that were tried: those of slots first, then by gain.
-        slots: The result of `choose_slots`.
+        even_gain: Relative throughput that even routing would still add.
+        fit: Memory of the fullest rank with experts at home and buffers.
+        fits_bare: Whether the case fits without redundant slots. If it does not, fewer slots are no cure.
+        changes: All changes that were tried. Changes of the number of slots come first, then the others by gain.
+        slots: Result of `choose_slots`.
     """
 
     speedup: float
@@ -73,9 +73,10 @@ class Advice:
 
     @property
     def best(self) -> Change | None:
-        """The next change: one that makes the case fit, else slots, else the largest gain; None if nothing gains 1 %.
+        """The recommended change, or None if no change gains 1 %.
 
-        Slots come before the rest because they work in every trainer; `choose_slots` gives the number.
+        A change that makes the case fit comes first, then the number of slots, then the largest gain. Slots come before other
+        changes because they work in every trainer. `choose_slots` gives their number.
         """
         if not self.fit.fits:
             fitting = [change for change in self.changes if change.name == RECOMPUTE and change.fits]
@@ -89,7 +90,7 @@ class Advice:
         return next(iter(slots or others), None)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Returns one row for each of `changes`: ``change``, ``speedup``, ``fits`` and ``cost``."""
+        """Returns one row for each entry of `changes`, with ``change``, ``speedup``, ``fits`` and ``cost``."""
         return [{"change": c.name, "speedup": c.speedup, "fits": c.fits, "cost": c.cost} for c in self.changes]
 
     @property
@@ -113,7 +114,7 @@ class Advice:
         return f"{best.name}: {best.speedup - 1.0:.1%} more tokens per second ({best.cost})"
 
 
-_LAYOUT = "another layout"  # of `redealt`, which not every command tries
+_LAYOUT = "another layout"  # cost of the cases in `redealt`, which not every command tries
 RECOMPUTE, DO_NOT_RECOMPUTE = "turn on activation recomputation", "turn off activation recomputation"
 
 
@@ -122,19 +123,20 @@ def advise(
     redealt: Mapping[str, Case] | None = None, speedup: float | None = None, num_threads: int | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> Advice:  # fmt: skip
-    """Tries changes of the case one at a time and says which to make next.
+    """Tries changes of the case one at a time and recommends one of them.
 
-    The changes are other numbers of redundant slots, homes from `Anneal` and `Lpt` (moving weights and optimizer state counts
-    once per stage), the other dispatch, activation recomputation on or off, and `redealt`. Each is planned by the default planner
-    and simulated on a sample of its stage.
+    The changes are other numbers of redundant slots, homes from `Anneal` and `Lpt`, the other dispatch, activation recomputation
+    on or off, and the cases in `redealt`. For other homes, moving weights and optimizer state counts once per stage. The default
+    planner plans each change on a sample of its stage, which is then simulated.
 
     Args:
         problem: The present case.
-        trainer: Optimizer, EP groups and time outside the stage.
-        slots: Result of `choose_slots` for this problem and trainer. Default: calls it.
-        redealt: Further cases by name, on the same routing, with other micro-steps or EP degrees; compared by tokens per second
-            and rank.
-        speedup: Speed-up of the whole simulated stage with the plan, if it is known. Default: the sample's.
+        trainer: Optimizer, number of EP groups, and time outside the stage. Defaults to ``Trainer()``.
+        slots: Result of `choose_slots` for this problem and trainer. If None, `choose_slots` is called.
+        redealt: Further cases by name, which have the same routing but other micro-steps or EP degrees. They are compared by
+            tokens per second and rank.
+        speedup: Speed-up of the whole simulated stage with the plan, if it is known. Defaults to the speed-up of the sample.
+        num_threads: Number of planning threads. Defaults to all cores.
         progress: Called with (change, changes done, number of changes).
 
     Raises:
@@ -178,12 +180,12 @@ def _of_slots(change: Change) -> bool:
 def stage_seconds(
     case: Case, of: Case, *, even: bool = False, num_threads: int | None = None, state_bytes: float = Anneal().state_bytes
 ) -> float:
-    """Seconds in which `case` trains as many tokens per rank as `of` has, including moves to other homes.
+    """Returns the time in seconds in which `case` trains as many tokens per rank as `of` has.
 
-    `state_bytes` are moved with every weight.
+    This includes moves to other homes. `state_bytes` is the size of the state that is moved with every weight.
     """
     problem = case.problem
-    # Other homes have other skews, but the same rows are compared.
+    # Other homes have other skews, but the same rows are to be compared.
     same = of.problem if (problem.M, problem.L) == (of.problem.M, of.problem.L) else problem
     part = sample(problem, skewed=same)
     run = force_balanced(part) if even else simulate(part, Planner().plan(part, num_threads=num_threads)[0])
@@ -195,13 +197,13 @@ def stage_seconds(
 
 
 def _tokens(problem: Problem) -> float:
-    """Tokens of a rank over the stage; the pairs where tokens are not counted."""
+    """Returns the number of tokens per rank over the stage, or the number of pairs if tokens are not counted."""
     counts = problem.load_MLE if problem.tokens_MG is None else problem.tokens_MG
     return float(counts.sum(dtype=np.int64)) / problem.G
 
 
 def _changes(case: Case, slots: SlotChoice) -> Iterator[tuple[str, str, Case]]:
-    """Name, cost and case of every change inside a problem."""
+    """Yields name, cost and case of every change that keeps the routing and the ranks."""
     problem, trainer = case
     for option in slots.options:
         if option.redundant != problem.R:
@@ -229,6 +231,6 @@ def _changes(case: Case, slots: SlotChoice) -> Iterator[tuple[str, str, Case]]:
 
 
 def experts_moved(problem: Problem, home_LE: Array) -> str:
-    """Number of experts of a layer that change their rank, on average, in words; empty if there are none."""
+    """Returns the mean number of experts per layer that change their rank, as text. The text is empty if there are none."""
     moved = float((problem.home_LE // problem.B != home_LE // problem.B).sum()) / problem.L
     return f"{moved:.0f}" if moved >= 1.0 else f"{moved:.1f}" if moved >= 0.1 else "under 0.1" if moved else ""

@@ -18,10 +18,13 @@ MICRO_STEPS, LAYERS = 6, 12
 
 
 def sample(problem: Problem, micro_steps: int = MICRO_STEPS, layers: int = LAYERS, *, skewed: Problem | None = None) -> Problem:
-    """Returns at most this many micro-steps and layers, of every skew; a small problem unchanged. Skews are those of `skewed`."""
+    """Returns a problem with at most this many micro-steps and layers, chosen evenly over the range of skews of `skewed`.
+
+    A small problem is returned unchanged. `skewed` defaults to `problem`.
+    """
     if micro_steps >= problem.M and layers >= problem.L:
         return problem
-    # The seconds of a row follow the busiest rank's load above all: rows are sampled evenly over its range.
+    # The time of a row depends mostly on the load of the busiest rank, so rows are sampled evenly over the range of this load.
     busiest_ML = (skewed or problem).static().load_NG().max(axis=1).reshape(problem.M, problem.L)
     steps_M, layer_L = _spread(busiest_ML.sum(axis=1), micro_steps), _spread(busiest_ML.sum(axis=0), layers)
     cut = problem.cut_arrays(M=steps_M, L=layer_L)
@@ -30,20 +33,20 @@ def sample(problem: Problem, micro_steps: int = MICRO_STEPS, layers: int = LAYER
 
 
 class Whole(NamedTuple):
-    """A whole stage estimated from a sample: seconds spent once, and seconds per micro-step."""
+    """Estimate of a whole stage from a sample, as the time spent once and the time per micro-step, both in seconds."""
 
     once_s: float
     each_s: float
 
     def seconds(self, micro_steps: float) -> float:
-        """Seconds of this many micro-steps."""
+        """Returns the time of this many micro-steps in seconds."""
         return self.once_s + micro_steps * self.each_s
 
 
 def whole_stage(problem: Problem, part: Problem, run: Simulation, trainer: Trainer) -> Whole:
-    """Estimates the whole stage of a problem from the timeline of `part`, a `sample` of it.
+    """Estimates the whole stage of a problem from the timeline of `part`, which is a `sample` of the problem.
 
-    Exposed copies of the first micro-step and exposed gradients of the last count once.
+    Exposed copies of the first micro-step and exposed gradients of the last micro-step count once.
     """
     begin_s, end_s = (float(run.end_U[run.micro_step_U == m].max()) for m in (0, part.M - 1))
     steady_s = (end_s - begin_s) / (part.M - 1) if part.M > 1 else end_s
@@ -55,7 +58,7 @@ def whole_stage(problem: Problem, part: Problem, run: Simulation, trainer: Train
 
 
 def _spread(value_X: Array, most: int) -> list[int]:
-    """Ascending positions of the values in the middle of as many equal parts of their order."""
+    """Splits the sorted values into `most` equal parts and returns the positions of the middle values, ascending."""
     num = min(len(value_X), most)
     middle = (2 * np.arange(num) + 1) * len(value_X) // (2 * num)
     return sorted(np.argsort(value_X, kind="stable")[middle].tolist())

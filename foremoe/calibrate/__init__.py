@@ -1,6 +1,6 @@
-"""Calibration: the constants of the cost model, measured on this machine. See docs/calibration.md.
+"""Calibration of the cost model's constants by measurements on this machine. See docs/calibration.md.
 
-Importing the package does not need torch; measuring does.
+The package can be imported without torch. Measuring requires it.
 """
 
 from foremoe.calibrate.case import Case

@@ -1,4 +1,4 @@
-"""Case: the sizes that a calibration measures, and whether the requested time can suffice."""
+"""Case: the sizes that a calibration measures, and a check that the requested time suffices."""
 
 import math
 from collections.abc import Callable
@@ -8,32 +8,34 @@ from typing import Any
 from foremoe.base.errors import InputError
 from foremoe.machine.model import Model
 
-SHARES = (0.125, 0.5, 1.0)  # of the case's tokens that are measured, evenly and heavily
-FEW_PAIRS = (8, 48)  # pairs in all slots and in a quarter of them
+SHARES = (0.125, 0.5, 1.0)  # shares of the case's tokens to measure, each with even and with heavy routing
+FEW_PAIRS = (8, 48)  # numbers of pairs per slot, in all slots and in a quarter of them
 NUM_LAYERS = 2
-FEWEST_RUNS = 4  # one warms up, three are timed
-_LAYER_RUNS = 4  # at home and by a plan, two micro-steps each
-_PASSES = 3.0  # forward and backward, over forward
-_SLACK, _SLACK_S = 2.0, 30.0  # "about"
+FEWEST_RUNS = 4  # one run to warm up and three timed runs
+_LAYER_RUNS = 4  # at home and with a plan, two micro-steps each
+_PASSES = 3.0  # time of forward and backward over time of forward
+_SLACK, _SLACK_S = 2.0, 30.0  # tolerance, because the requested time is approximate
 _MARGIN = 0.8
-_MOST_BYTES = 1 << 30  # of one rank's expert weights and gradients in one layer
+_MOST_BYTES = 1 << 30  # limit for one rank's expert weights and gradients in one layer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """The sizes to measure; the fitted constants are valid near them.
+    """Sizes to measure. The fitted constants are valid near these sizes.
 
     Attributes:
-        model: Sizes of experts and attention. Weights of 4 bytes are float32, of 2 bfloat16.
-        num_ranks: Ranks of the EP group. One rank measures compute and the host store, and no links.
-        tokens: Tokens per rank and micro-step; the middle of the measured range.
-        sequence_length: Tokens of every sequence; at most `tokens`.
+        model: Sizes of experts and attention. Weights of 4 bytes are measured as float32, those of 2 bytes as bfloat16.
+        num_ranks: Number of ranks in the EP group. With one rank, compute and the host store are measured, but no links.
+        tokens: Number of tokens per rank and micro-step, in the middle of the measured range.
+        sequence_length: Number of tokens of every sequence, at most `tokens`.
         seconds: Approximate duration of the measurement.
-        math: Makes the `foremoe.runtime.ExpertMath`; None: `SwiGLU`.
-        layer: Makes the `foremoe.calibrate.layer.Layer` of (model, num_experts, dtype, device); None: ``PlainLayer``.
+        math: Function that creates the `foremoe.runtime.ExpertMath`. Defaults to `SwiGLU`.
+        layer: Function of (model, num_experts, dtype, device) that creates the `foremoe.calibrate.layer.Layer`. Defaults to
+            ``PlainLayer``.
+        seed: Seed of weights and routing.
 
     Raises:
-        InputError: Numbers are out of range, or ranks do not divide the experts.
+        InputError: A number is out of range, or the ranks do not divide the experts.
     """
 
     model: Model
@@ -47,7 +49,7 @@ class Case:
 
     def __post_init__(self) -> None:
         if self.num_ranks < 1:
-            raise InputError(f"something must run; give at least 1 rank, not {self.num_ranks}.")
+            raise InputError(f"a calibration needs a rank to run on; give at least 1 rank, not {self.num_ranks}.")
         if self.model.num_experts % self.num_ranks:
             sizes = f"{self.model.num_experts} experts do not divide over {self.num_ranks} ranks"
             raise InputError(f"{sizes}; give ranks that divide them.")
@@ -58,7 +60,7 @@ class Case:
 
     @property
     def num_experts(self) -> int:
-        """Experts of the measured layers: the model's, or as many as memory allows; at least top-k."""
+        """Number of experts in the measured layers: that of the model, or as many as memory allows, but at least top-k."""
         per_rank = self.model.num_experts // self.num_ranks
         room = max(1, int(_MOST_BYTES // (self.model.expert_bytes + self.model.gradient_bytes)))
         least = -(-self.model.num_topk // self.num_ranks)
@@ -66,7 +68,7 @@ class Case:
 
 
 def least_seconds(case: Case, flops_per_s: float) -> tuple[float, float]:
-    """Seconds of the fewest runs of expert compute and layers: (independent of the number of tokens, for `case.tokens`)."""
+    """Returns the seconds of the fewest runs, as the part that does not depend on the number of tokens and the other part."""
     model, tokens = case.model, case.tokens
     per_rank = case.num_experts // case.num_ranks
     runs = FEWEST_RUNS * _PASSES * NUM_LAYERS
@@ -77,7 +79,7 @@ def least_seconds(case: Case, flops_per_s: float) -> tuple[float, float]:
 
 
 def require_time(case: Case, flops_per_s: float) -> None:
-    """Raises InputError if even the fewest runs take far longer than `case.seconds`."""
+    """Raises InputError if even the fewest runs would take far longer than `case.seconds`."""
     fixed_s, by_tokens_s = least_seconds(case, flops_per_s)
     least_s, most_s = fixed_s + by_tokens_s, _SLACK * case.seconds + _SLACK_S
     if least_s <= most_s:

@@ -1,4 +1,4 @@
-"""Times a rank's compute in one layer and micro-step: experts alone, and whole layers whose experts pass tokens through."""
+"""Times a rank's compute in one layer and micro-step, for experts alone and for whole layers whose experts return their input."""
 
 import itertools
 from collections.abc import Sequence
@@ -28,13 +28,13 @@ from foremoe.workload.workload import Workload
 
 # Letters: T tokens of a rank, K top-k, H hidden size, M micro-steps, L layers, G ranks, P physical slots.
 
-_MICRO_STEPS = 2  # the second one is timed: memory is warm then
+_MICRO_STEPS = 2  # the second one is timed, when memory is warm
 _TRIED_PAIRS = 64
 _TIMEOUT_S = 120.0
 
 
 class ExpertCompute:
-    """Grouped expert compute of this rank, with the runtime's own function."""
+    """Grouped expert compute of this rank, run with the runtime's own function."""
 
     def __init__(self, group: Group, case: Case, dtype: torch.dtype, device: torch.device) -> None:
         self.group, self.case = group, case
@@ -45,11 +45,11 @@ class ExpertCompute:
         self.stage = HomeStage(self.bank)
 
     def inputs(self, num_S: Sequence[int]) -> torch.Tensor:
-        """Returns received pairs, sorted by slot."""
+        """Returns random received pairs, sorted by slot."""
         return torch.randn(sum(num_S), self.case.model.hidden_size, dtype=self.bank.dtype, device=self.bank.device)
 
     def row(self, num_S: list[int], layer: int = 0) -> Row:
-        """Returns the row that `forward` computes, with everything that a runtime layer prepares before its experts run."""
+        """Returns the row for `forward`, with everything that a runtime layer prepares before its experts run."""
         return Row.of(self.bank, self.stage, ComputeTime(), 0, layer, num_S)
 
     def forward(self, x_YH: torch.Tensor, row: Row) -> torch.Tensor:
@@ -57,7 +57,7 @@ class ExpertCompute:
         return GroupedExperts.apply(x_YH, row, Phase.FORWARD)
 
     def flops_per_s(self, watch: Stopwatch) -> float:
-        """Measures the FLOP/s of a rank on few pairs; short, since the machine may be slow."""
+        """Measures the FLOP/s of a rank with few pairs, because the machine may be slow."""
         busy = min(2, self.bank.num_base)
         num_S = [_TRIED_PAIRS] * busy + [0] * (self.bank.num_base - busy)
         x_YH, row = self.inputs(num_S), self.row(num_S)
@@ -65,7 +65,7 @@ class ExpertCompute:
         return 3.0 * sum(num_S) * self.case.model.flops_per_pair / seconds
 
     def points(self, watch: Stopwatch, budget_s: float) -> list[Point]:
-        """Times few pairs in all slots and in some, where reading weights dominates; all pairs in two; then loads of routing."""
+        """Times few pairs in all or some slots (bound by reading weights), all pairs in two slots, and loads of drawn routing."""
         G, per_rank = self.group.size, self.bank.num_base
         two = min(2, per_rank)
         even = [*itertools.product(FEW_PAIRS, sorted({per_rank, -(-per_rank // 4)}))]
@@ -97,7 +97,7 @@ class ExpertCompute:
 
 
 class Layers:
-    """Whole layers on this rank, run by the runtime at home and with a plan without replicas."""
+    """Whole layers on this rank, which the runtime runs at home and with a plan without replicas."""
 
     def __init__(self, group: Group, case: Case, dtype: torch.dtype, device: torch.device, node_of_rank: Sequence[int]) -> None:
         self.group, self.case, self.device, self.dtype, self.node_of_rank = group, case, device, dtype, tuple(node_of_rank)
@@ -111,7 +111,7 @@ class Layers:
         self.runtime = Runtime(bank, group=group, timeout_s=_TIMEOUT_S)
 
     def points(self, watch: Stopwatch, budget_s: float) -> list[Point]:
-        """Times several numbers of tokens, with even and skewed routing, each at home and with a plan in turn."""
+        """Times several numbers of tokens with even and with heavy routing, each at home and with a plan in turn."""
         cases = list(itertools.product(SHARES, (False, True)))
         return [p for share, heavy in cases for p in self._at(watch, share, heavy, budget_s / len(cases))]
 
@@ -140,7 +140,7 @@ class Layers:
             stage(lap, lambda: self.runtime.begin(plan, split_MLP))
 
         across = len(set(self.node_of_rank)) > 1
-        row_bytes = 2 * NUM_LAYERS * model.hidden_size * x_TH.element_size()  # there and back
+        row_bytes = 2 * NUM_LAYERS * model.hidden_size * x_TH.element_size()  # to the experts and back
         work: dict[str, Any] = {
             "layers": NUM_LAYERS, "tokens": NUM_LAYERS * tokens, "moved": NUM_LAYERS * routing.largest,
             "exchanges": 2 * NUM_LAYERS if self.group.size > 1 else 0,
@@ -165,14 +165,14 @@ def draw_routing(case: Case, tokens: int, heavy: bool) -> Routing:
 
 
 def static_plan(case: Case, routing: Routing, tokens: int, rank: int) -> tuple[Plan, Array]:
-    """Returns a plan with a spare slot and no replicas for layers that all have this routing, and a rank's split."""
+    """Returns a plan with a spare slot and without replicas, for layers that all have this routing, and the split of a rank."""
     G, E = routing.load_GE.shape
     load_MLGE = np.broadcast_to(routing.load_GE, (_MICRO_STEPS, NUM_LAYERS, G, E))
     work = Workload.from_counts(load_MLGE, num_topk=case.model.num_topk, tokens_MG=np.full((_MICRO_STEPS, G), tokens))
     any_cluster = Cluster.preset("8xh100", num_ranks=G)
     sizes = {"num_layers": NUM_LAYERS, "num_experts": E, "num_expert_groups": 1}
     model = type(case.model).from_dict(case.model.to_dict() | sizes)
-    # Without replicas the objective is all the same, and this one compiles the fewest kernels.
+    # Without replicas, the objective has no effect, and this one compiles the fewest kernels.
     problem = Problem.of(work, any_cluster, model=model, cost=CostModel(objective="balance"))
     plan, _ = resolve("static").plan(problem, num_threads=1)
     return plan, plan.rows_for(work, rank)

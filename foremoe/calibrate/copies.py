@@ -1,4 +1,4 @@
-"""Times weight copies over every available transfer backend, alone and during compute."""
+"""Times weight copies over every available transfer backend, alone and while experts compute."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -17,22 +17,22 @@ from foremoe.transfer.base import HOST, Copy, Entry, Tensors, TransferBackend
 
 # Letters: G ranks.
 
-_SHARES = (16, 4, 1)  # parts of an expert's bytes that are copied
-_AT_ONCE = 4  # copies one after the other
+_SHARES = (16, 4, 1)  # divisors of an expert's bytes, for the sizes to copy
+_AT_ONCE = 4  # number of copies that are started together
 _TIMEOUT_S = 120.0
 _MOST_LOOPS, _ROUNDS = 200, 4
 
 
 class Way(NamedTuple):
-    """A transfer backend on a link class."""
+    """A transfer backend on one kind of link."""
 
     backend: str
-    kind: str  # of its points
-    to_G: tuple[int, ...]  # the rank that each rank's experts go to; itself: none do, unless by host
+    kind: str  # kind of its points
+    to_G: tuple[int, ...]  # rank to which each rank's experts are copied; its own number if they are not (except by host)
 
 
 class Blocks:
-    """Memory to copy, as `Buffers` of the backends: "layers" are sizes, experts `_AT_ONCE` blocks of each on every rank."""
+    """Memory to copy, as `Buffers` of the backends. "Layers" are sizes, and experts are `_AT_ONCE` blocks of a size per rank."""
 
     def __init__(self, rank: int, model: Model, device: torch.device) -> None:
         make = lambda size: [torch.zeros(size, dtype=torch.uint8, device=device) for _ in range(_AT_ONCE)]  # noqa: E731
@@ -55,7 +55,7 @@ class Blocks:
 
 
 class Copies:
-    """Repeatable copies from every rank to the next one of its way, or from the host store."""
+    """Copies from every rank to its next rank, or from the host store, which can be repeated."""
 
     def __init__(self, group: Group, model: Model, device: torch.device, way: Way) -> None:
         self.group, self.way, self.by_host = group, way, way.kind == "copy from host"
@@ -74,7 +74,7 @@ class Copies:
             raise
 
     def start(self, layer: int, num: int) -> Any:
-        """Starts `num` copies of a size to this rank and from it."""
+        """Starts `num` copies of one size to this rank and from it."""
         me = self.group.rank
         from_rank, to_rank = self.way.to_G.index(me), self.way.to_G[me]
         if to_rank == me and not self.by_host:
@@ -82,7 +82,7 @@ class Copies:
         source = HOST if self.backend.links == {Link.HOST} else from_rank
         copies = []
         for i in range(num):
-            # An expert is copied once at a time, so that its number serves as key.
+            # Each expert is in at most one copy at a time, so its number can be the key.
             expert, mine = from_rank * _AT_ONCE + i, me * _AT_ONCE + i
             into = self.blocks.slot(layer * _AT_ONCE + i)
             copies.append(Copy(expert, layer, expert, source, me, None, into))
@@ -92,9 +92,9 @@ class Copies:
 
 
 def find_ways(group: Group, model: Model, device: torch.device, node_of_rank: Sequence[int]) -> tuple[list[Way], dict[str, str]]:
-    """Returns all backends on all available link classes, and why other backends cannot be measured; collective.
+    """Returns all backends on all available kinds of link, and the reasons why others cannot be measured. Collective.
 
-    A backend is available if on all ranks it opens and makes weights readable.
+    A backend is available if it opens and publishes weights on all ranks.
     """
     ways: list[Way] = []
     unavailable: dict[str, str] = {}
@@ -106,8 +106,8 @@ def find_ways(group: Group, model: Model, device: torch.device, node_of_rank: Se
             for way in mine:
                 Copies(group, model, device, way).backend.close()
             if not mine:
-                reason = "it serves links between ranks, and one rank has none"
-        except Exception as error:  # whatever a library lacks, the other backends can be measured
+                reason = "it serves links between ranks, and a single rank has none"
+        except Exception as error:  # if a library fails, the other backends can still be measured
             reason = first_line(error).rstrip(".") or type(error).__name__
         reasons = [why for why in group.gather(reason) if why]
         if reasons:
@@ -125,13 +125,13 @@ def _ways_of(name: str, node_of_rank: Sequence[int]) -> list[Way]:
         found.append(Way(name, "copy", next_rank(node_of_rank, False)))
     if across and Link.RDMA in backend.links:
         found.append(Way(name, "copy across nodes", next_rank(node_of_rank, True)))
-    if backend.one_sided and Link.HOST in backend.links:  # two ends have no store between them
+    if backend.one_sided and Link.HOST in backend.links:  # two-sided backends have no host store
         found.append(Way(name, "copy from host", tuple((g + 1) % G for g in range(G))))
     return found
 
 
 def next_rank(node_of_rank: Sequence[int], across: bool) -> tuple[int, ...]:
-    """Returns the rank that every rank sends to: in rings inside nodes, or between n-th ranks of all nodes; itself if none."""
+    """Returns the rank to which every rank sends, in rings inside nodes or between the n-th ranks of nodes. It may be itself."""
     place_G = [list(node_of_rank[:g]).count(node) for g, node in enumerate(node_of_rank)]
     ring_G = place_G if across else node_of_rank
     rings = {ring: [g for g, mine in enumerate(ring_G) if mine == ring] for ring in ring_G}
@@ -139,7 +139,7 @@ def next_rank(node_of_rank: Sequence[int], across: bool) -> tuple[int, ...]:
 
 
 def copy_points(copies: Copies, watch: Stopwatch, budget_s: float) -> list[Point]:
-    """Times copies of several sizes, one and several at once."""
+    """Times copies of several sizes, one at a time and several at once."""
     points, sizes = [], copies.blocks.sizes
     for layer, size in enumerate(sizes):
         for num in (1, _AT_ONCE):
@@ -157,7 +157,10 @@ def copy_points(copies: Copies, watch: Stopwatch, budget_s: float) -> list[Point
 def beside_point(
     copies: Copies, watch: Stopwatch, compute: Callable[[], None], alone_s: float, compute_s: float, budget_s: float
 ) -> Point:
-    """Seconds that copies of whole experts (`alone_s`) add to compute (alone: `compute_s`), which is repeated to cover them."""
+    """Measures the seconds that copies of experts add to compute.
+
+    `alone_s` is the time of the copies alone, and `compute_s` that of the compute, which is repeated to cover the copies.
+    """
     layer, loops = len(_SHARES) - 1, min(_MOST_LOOPS, int(2.0 * alone_s / compute_s) + 1)
 
     def run(lap: Lap) -> None:

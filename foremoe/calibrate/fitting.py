@@ -1,4 +1,4 @@
-"""Fits the constants of the cost model to measured points, and says how well each explains them."""
+"""Fits the constants of the cost model to measured points, with the residuals of each constant."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -28,10 +28,10 @@ from foremoe.machine.model import Model
 
 # Letters: N points, F unknowns.
 
-_COUNTED_RATIO = 2.0  # of backward, by counting GEMMs where it was not measured
+_COUNTED_RATIO = 2.0  # ratio of backward to forward if it was not measured, from the number of GEMMs
 _MEASURED_BY = {"peer": "exchange", "rdma": "exchange across nodes", "host": "copy from host"}
 _LINK_WORDS = {"peer": "links inside a node", "rdma": "links between nodes", "host": "the host store"}
-# Constants of a cluster, units, and what each is fitted on.
+# Constants of a cluster, their units, and the group of points to which each is fitted.
 _ROWS = (
     ("flops_per_s", "FLOP/s", ""), ("compute_efficiency", "share of peak", "experts"),
     ("slot_overhead_s", "s per busy slot", "experts"), ("attention_efficiency", "share of peak", "layer"),
@@ -49,17 +49,18 @@ _RUNTIME_UNITS = {"planned_layer_s": "s per layer", "planned_token_s": "s per to
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """The result of a fit.
+    """Fitted constants with their residuals and faults.
 
     Attributes:
-        cluster: The constants, with the largest ``residual``; ``calibrated`` unless there are `faults`.
+        cluster: The constants, with the largest ``residual``. It is ``calibrated`` unless there are `faults`.
         constants: The same constants one by one, with residuals.
-        checks: Copies between ranks, on which no constant was fitted, compared with the links' constants.
-        backends: Every measured transfer backend, on every link class that it serves.
-        kept: Links that could not be measured, with figures from another cluster.
+        checks: Copies between ranks, compared with the constants of the links, which were not fitted to them.
+        backends: Every measured transfer backend on every kind of link that it serves.
+        kept: Links that could not be measured and have figures from another cluster.
         faults: Sentences of `foremoe.calibrate.gate` that say why the constants do not count as calibrated.
-        runtime: Additional seconds of foremoe's runtime with a plan, which no `Cluster` has: per layer and pass
-            ``planned_layer_s`` (forward) and ``planned_backward_s``, per token and layer ``planned_token_s`` (forward).
+        runtime: Additional time of foremoe's runtime with a plan in seconds, which is not part of `Cluster`. It is
+            ``planned_layer_s`` (forward) and ``planned_backward_s`` per layer, and ``planned_token_s`` (forward) per token and
+            layer.
     """
 
     cluster: Cluster
@@ -80,14 +81,17 @@ class Fit:
 def fit(measured: Measured, model: Model, *, name: str, source: str, base: Cluster | None = None) -> Fit:
     """Fits the constants with the smallest relative residuals.
 
-    Links are fitted first, on exchanges, which every layer has, and only checked on copies. Then follow expert compute, forward
-    and backward, and layers, with a ratio for their backward. Fixed seconds of a call of the experts count as part of a layer.
-    The slowdown of compute by copies is fitted last, relative to the seconds that the constants predict for the copies. Of
-    several backends on a link class, the first measured one counts.
+    Links are fitted first, to exchanges, which every layer has. They are only checked with copies. Then follow expert compute,
+    forward and backward, and layers, with a ratio for their backward. The fixed time of a call of the experts counts as part of a
+    layer. The slowdown of compute by copies is fitted last, relative to the time that the constants predict for the copies. If a
+    kind of link has several backends, the first measured one counts.
 
     Args:
-        base: Gives the figures of links that were not measured; default: preset 8xh100.
-        source: Origin of the figures; kept figures and the reasons against calibration are added to it.
+        measured: Points to fit.
+        model: Sizes of the measured model.
+        name: Name of the cluster.
+        source: Origin of the figures. Kept figures and reasons against calibration are added to it.
+        base: Cluster whose figures are used for links that were not measured. Defaults to the preset 8xh100.
 
     Raises:
         InputError: The points do not determine a required constant.
@@ -102,10 +106,10 @@ def fit(measured: Measured, model: Model, *, name: str, source: str, base: Clust
     units = _units(compute, exchange)
     (pair_s, slot_s, call_s), (flop_s, layer_s, moved_s) = units.experts.tolist(), units.layer.tolist()
     if pair_s <= 0:
-        raise InputError("a pair takes no time in these measurements: other load has hidden it; measure again, for more seconds.")
+        raise InputError("a pair takes no time in these measurements, because of other load; measure again, for more seconds.")
     pair_rate = model.flops_per_pair / pair_s
     peak = max(measured.flops_per_s, pair_rate, 1.0 / flop_s if flop_s > 0 else 0.0)
-    flop_s = units.layer[0] = flop_s or 1.0 / peak  # no cluster has attention that takes nothing
+    flop_s = units.layer[0] = flop_s or 1.0 / peak  # a cluster's attention must take some time
     contended, off_copying = contention(points, links)
     cluster = Cluster(
         name=name, num_ranks=len(measured.node_of_rank), node_of_rank_G=np.array(measured.node_of_rank, np.int32),
@@ -117,7 +121,7 @@ def fit(measured: Measured, model: Model, *, name: str, source: str, base: Clust
         host_layer_s=_host_layer_s(compute, exchange, units), source=source,
     )  # fmt: skip
     bases = {**_by_group(compute, exchange, units), "copying": off_copying}
-    if units.host_s:  # forward told of the host alone, and backward of the device
+    if units.host_s:  # forward was limited by the host alone, and backward by the device
         bases |= {"launches": bases["layer"], "layer": bases["layer backward"]}
     bases |= {link: fitted.basis for link, fitted in links.items() if fitted is not None}
     constants = tuple(constant(row, float(getattr(cluster, row)), unit, bases.get(key)) for row, unit, key in _ROWS)
@@ -138,8 +142,8 @@ def fit(measured: Measured, model: Model, *, name: str, source: str, base: Clust
 
 
 def _link_fields(links: dict[str, LinkFit | None], base: Cluster) -> dict[str, Any]:
-    """Bandwidth and latency of every link class: as fitted, where it was measured."""
-    # What was measured between nodes was measured with all ranks of a NIC at once.
+    """Returns the bandwidth and latency of every kind of link, as fitted if it was measured, else those of `base`."""
+    # Links between nodes were measured with all ranks of a NIC at once.
     fields: dict[str, Any] = {"nic_sharing": base.nic_sharing if links["rdma"] is None else 1}
     for link, fitted in links.items():
         for name in ("bytes_per_s", "latency_s"):
@@ -148,13 +152,13 @@ def _link_fields(links: dict[str, LinkFit | None], base: Cluster) -> dict[str, A
 
 
 class _Units(NamedTuple):
-    """Seconds per unit of `_amounts`, float64 [3], by the group of a point."""
+    """Seconds per unit of `_amounts`, float64 [3], for each group of points."""
 
     experts: Array
     experts_backward: Array
     layer: Array
-    layer_ratio: float  # backward over forward
-    host_s: float = 0.0  # of a layer's forward, where the host takes longer than the device
+    layer_ratio: float  # backward over forward time
+    host_s: float = 0.0  # host time of a layer's forward, if the host takes longer than the device
 
     def seconds(self, p: Point) -> float:
         amount_F = _amounts([p])[0]
@@ -165,18 +169,18 @@ class _Units(NamedTuple):
 
 
 def _amounts(points: Sequence[Point]) -> Array:
-    """[N, 3], what takes seconds: pairs, busy slots and calls of experts; else FLOPs of attention, layers and moved pairs."""
+    """Returns amounts of work, [N, 3]: pairs, busy slots and calls of experts, or attention FLOPs, layers and moved pairs."""
     rows = ([p.pairs, p.busy, p.calls] if p.kind == "experts" else [p.attention_flops, p.layers, p.moved] for p in points)
     return np.array(list(rows), np.float64).reshape(-1, 3)
 
 
 def _off_links(points: Sequence[Point], link: LinkFit | None) -> Array:
-    """float64 [N]: seconds without those of exchanges; one rank exchanges nothing."""
+    """Returns the seconds without those of exchanges, float64 [N]. A single rank exchanges nothing."""
     return np.array([p.seconds - (link.seconds(p.exchanges, p.exchange_bytes) if link else 0.0) for p in points])
 
 
 def _units(points: Sequence[Point], link: LinkFit | None) -> _Units:
-    """Seconds per unit of all groups, each by itself; what was not measured backward takes what counting GEMMs makes of it."""
+    """Returns the seconds per unit of all groups, fitted one by one. If backward was not measured, it is derived from GEMMs."""
     experts, back, layer, layer_back = (
         [p for p in points if p.kind == kind and p.backward == backward]
         for kind in ("experts", "layer") for backward in (False, True)
@@ -192,9 +196,9 @@ def _units(points: Sequence[Point], link: LinkFit | None) -> _Units:
     device = _Units(once_F, back_F, layer_F, ratio)
     if not layer_back:
         return device
-    # Where the host launches a forward for longer than the device runs it, only backward tells what the device takes.
+    # If the host takes longer to launch a forward than the device to run it, only backward shows the time of the device.
     layers_N1, seconds_N = np.array([[p.layers] for p in layer]), np.array([p.seconds for p in layer])
-    # Hosts vary, so that no point counts less for being far off.
+    # Host times vary, so outliers do not lose weight.
     host_s = float(nonnegative(layers_N1, _off_links(layer, link), seconds_N, np.ones(len(layer)))[0])
     host = _Units(once_F, back_F, _seconds_per_unit(layer_back, link) / _COUNTED_RATIO, _COUNTED_RATIO, host_s)
     worst, by_host = (float(np.abs(_off([*layer, *layer_back], link, units)).max()) for units in (device, host))
@@ -206,11 +210,11 @@ def _seconds_per_unit(points: Sequence[Point], link: LinkFit | None) -> Array:
 
 
 def _host_layer_s(points: Sequence[Point], link: LinkFit | None, units: _Units) -> float:
-    """`Cluster.host_layer_s`: the host's part of a backward is shorter than the shortest that was measured."""
+    """Returns `Cluster.host_layer_s`. The host's part of a backward is at most the shortest backward that was measured."""
     back = [p for p in points if p.kind == "layer" and p.backward]
     if not units.host_s:
         return 0.0
-    # Noise may leave nothing of a backward that is all exchange.
+    # With noise, a backward that is mostly exchange may have no time left.
     shortest_s = max(0.0, float((_off_links(back, link) / [p.layers for p in back]).min()))
     return (units.host_s + shortest_s) / (1.0 + units.layer_ratio)
 
@@ -221,14 +225,14 @@ def _off(points: Sequence[Point], link: LinkFit | None, units: _Units) -> Array:
 
 
 def _by_group(points: Sequence[Point], link: LinkFit | None, units: _Units) -> dict[str, Basis]:
-    """Residuals and spreads of forwards and of backwards, by kind."""
+    """Returns the residuals and spreads of forwards and of backwards, by kind."""
     off_N, spread_N = _off(points, link, units), np.array([p.spread for p in points])
     group_N = np.array([f"{p.kind} backward" if p.backward else p.kind for p in points])
     return {name: Basis(off_N[group_N == name], spread_N[group_N == name]) for name in np.unique(group_N).tolist()}
 
 
 def _runtime(points: Sequence[Point]) -> tuple[dict[str, float], Basis]:
-    """What layers by a plan take beyond the same layers at home, and the residuals of their whole seconds."""
+    """Returns the time that a plan adds to the same layers at home, and the residuals of the whole time."""
     at_home = {_key(p): p.seconds for p in points if p.kind == "layer"}
     planned = [p for p in points if p.kind == "planned" and _key(p) in at_home]
     found: dict[str, float] = {}
@@ -240,7 +244,7 @@ def _runtime(points: Sequence[Point]) -> tuple[dict[str, float], Basis]:
             continue
         factor_NF = np.array([[p.layers, p.tokens][: len(names)] for p in mine])
         seconds_N, home_N = np.array([p.seconds for p in mine]), np.array([at_home[_key(p)] for p in mine])
-        # Both were measured in turn, so that their difference is freer of other load than either.
+        # Both were measured in turn, so their difference is affected less by other load than either of them.
         x_F = robust(factor_NF, seconds_N - home_N, seconds_N)
         found |= dict(zip(names, x_F.tolist(), strict=True))
         off += residuals(home_N + factor_NF @ x_F, seconds_N).tolist()

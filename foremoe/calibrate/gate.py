@@ -1,4 +1,4 @@
-"""Gate: decides whether a fit counts as calibrated, and says how to improve it."""
+"""Gate: decides whether a fit counts as calibrated, and suggests how to improve it."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -9,10 +9,10 @@ from foremoe.base.errors import InputError
 from foremoe.machine.cluster import Cluster
 
 MOST_RESIDUAL, MOST_SPREAD = 0.25, 0.10
-MOST_TAKEN = 1.0  # residual beyond which a fit decides nothing: its seconds are wrong by more than they are long
-LEAST_RATIO = 0.1  # of backward over forward
+MOST_TAKEN = 1.0  # residual above which a fit is useless, because errors exceed the times themselves
+LEAST_RATIO = 0.1  # smallest ratio of backward to forward
 FAST = 1e15  # bytes/s of a link that takes no measurable time
-# Where the fit stops. Copy engines may take nothing from compute, so that 0 is a figure for `copy_contention`, not a limit.
+# Limits of fitted values. `copy_contention` has no lower limit, because copy engines may take no time from compute.
 LIMITS = {
     "compute_efficiency": 1.0, "attention_efficiency": 1.0, "slot_overhead_s": 0.0, "slot_backward_s": 0.0,
     "layer_overhead_s": 0.0, "pair_overhead_s": 0.0, "backward_ratio": LEAST_RATIO, "attention_backward_ratio": LEAST_RATIO,
@@ -26,11 +26,13 @@ class Constant:
     """A fitted constant, or another figure that the fit relies on.
 
     Attributes:
-        name: Name as in `Cluster`, in ``Fit.runtime``, or of a check.
-        num_points: Points it was fitted on; 0: it was not measured.
-        median: Median of the absolute relative residuals; None without points.
-        worst: Largest absolute relative residual; None without points.
-        spread: Median of `Point.spread` over its points; None without points.
+        name: Name in `Cluster`, in ``Fit.runtime``, or of a check.
+        value: Fitted value.
+        unit: Unit of the value.
+        num_points: Number of points to which it was fitted, or 0 if it was not measured.
+        median: Median of the absolute relative residuals, or None without points.
+        worst: Largest absolute relative residual, or None without points.
+        spread: Median of `Point.spread` over its points, or None without points.
     """
 
     name: str
@@ -43,7 +45,7 @@ class Constant:
 
 
 class Fault(NamedTuple):
-    """A fault of constants; its text is a sentence with the number, its limit and the remedy."""
+    """A fault of constants. Its text is a sentence with the number, its limit and the cure."""
 
     names: str
     what: str
@@ -54,38 +56,38 @@ class Fault(NamedTuple):
 
 
 def require_taken(cluster: Cluster, file: str, otherwise: str) -> None:
-    """Refuses a cluster file whose residual is too large to be used for decisions.
+    """Raises InputError for a cluster file whose residual is too large for decisions.
 
     Args:
         cluster: Content of the file.
         file: Name of the file.
-        otherwise: How to accept it anyway, in words.
+        otherwise: Sentence that says how to accept the file anyway.
 
     Raises:
-        InputError: Its residual is above `MOST_TAKEN`.
+        InputError: The residual is above `MOST_TAKEN`.
     """
     if cluster.residual is not None and cluster.residual > MOST_TAKEN:
         fault = f"the fit in {file} has a residual of {cluster.residual:.0%}, above {MOST_TAKEN:.0%}"
-        cure = "measure again with foremoe calibrate and nothing else running, or take a preset"
-        raise InputError(f"{fault}, so its seconds say nothing; {cure}. {otherwise}")
+        cure = "measure again with foremoe calibrate and nothing else running, or use a preset"
+        raise InputError(f"{fault}, so its times cannot be used; {cure}. {otherwise}")
 
 
 def at_limit(constant: Constant) -> bool:
-    """True if a constant was measured and the fit stopped at its limit, to rounding."""
+    """Returns True if a constant was measured and the fit stopped at its limit, up to rounding."""
     limit = LIMITS.get(constant.name)
     return constant.num_points > 0 and limit is not None and math.isclose(constant.value, limit, rel_tol=1e-9)
 
 
 def faults(constants: Iterable[Constant]) -> tuple[Fault, ...]:
-    """Returns every figure that is not good enough.
+    """Returns a fault for every figure that is not good enough.
 
-    A fit fails if a residual is above `MOST_RESIDUAL`, repeats spread by more than `MOST_SPREAD`, or a constant is at its limit.
-    Figures that were not measured cannot fail.
+    A figure fails if a residual is above `MOST_RESIDUAL`, repeats spread by more than `MOST_SPREAD`, or a constant is at its
+    limit. Figures that were not measured cannot fail.
     """
     found: dict[tuple[str, str], list[str]] = {}
     for constant in constants:
         for why in _faults(constant):
-            # Constants of one system of equations share their points, and the sentence.
+            # Constants of one system of equations have the same points, and therefore the same sentence.
             found.setdefault(why, []).append(constant.name)
     return tuple(Fault(", ".join(names), *why) for why, names in found.items())
 
@@ -99,5 +101,5 @@ def _faults(c: Constant) -> Iterator[tuple[str, str]]:
     if at_limit(c):
         cure = "the points do not determine it, so measure more tokens or larger sizes"
         yield f"at its limit, {c.value:g} {c.unit}", cure
-    if c.spread > MOST_SPREAD and c.name != "host_layer_s":  # no two calls take a host equally long
-        yield f"repeats spread by {c.spread:.1%}, above {MOST_SPREAD:.0%}", "stop what else runs, or give more seconds"
+    if c.spread > MOST_SPREAD and c.name != "host_layer_s":  # host times always vary
+        yield f"repeats spread by {c.spread:.1%}, above {MOST_SPREAD:.0%}", "stop all other work, or give more seconds"

@@ -1,4 +1,4 @@
-"""Starts the ranks of a calibration: as processes of this machine, or as torchrun started them on several."""
+"""Starts the ranks of a calibration as processes of this machine, or joins ranks that torchrun started on several machines."""
 
 import datetime
 import os
@@ -20,14 +20,14 @@ ProgressMaker = Callable[[], Progress]  # called on the rank that reports progre
 
 
 def default_ranks() -> int:
-    """Returns two, so that there are links to measure; one on a machine with one GPU."""
+    """Returns 2, so that there are links to measure, or 1 on a machine with one GPU."""
     return 1 if _num_gpus() == 1 else 2
 
 
 def launch(case: Case, make_progress: ProgressMaker) -> Measured:
-    """Measures on ``case.num_ranks`` processes of this machine, each with its own GPU if there are GPUs.
+    """Measures on ``case.num_ranks`` processes of this machine. If it has GPUs, each process gets its own.
 
-    `make_progress` must be a function of a module. If a rank fails, the others are ended, and a TransferError gives the reason.
+    `make_progress` must be a function of a module. If a rank fails, all others are ended, and a TransferError gives the reason.
     """
     num_gpus = _num_gpus()
     if num_gpus and num_gpus < case.num_ranks:
@@ -45,7 +45,7 @@ def _num_gpus() -> int:
 
 
 def join_started(case: Case, make_progress: ProgressMaker) -> Measured:
-    """Like `join`, on a rank that another launcher started; any failure except bad input is a TransferError of one sentence."""
+    """Calls `join` on a rank that another launcher started. All failures but bad input become TransferErrors of one sentence."""
     try:
         return join(case, make_progress)
     except (InputError, TransferError):
@@ -57,7 +57,7 @@ def join_started(case: Case, make_progress: ProgressMaker) -> Measured:
 
 
 def _join_or_refusal(case: Case, make_progress: ProgressMaker) -> Measured | InputError:
-    """A refusal as a value: all ranks come to the same one, and none of them has failed."""
+    """Calls `join`, but returns an InputError, because all ranks raise the same one and none of them has failed."""
     try:
         return join(case, make_progress)
     except InputError as error:
@@ -78,7 +78,7 @@ def join(case: Case, make_progress: ProgressMaker) -> Measured:
         try:
             return measure(group, case, device, make_progress() if group.rank == 0 else lambda *_: None)
         except BaseException as error:
-            group.report(f"{type(error).__name__}: {error}")  # so that the other ranks end, and can say why
+            group.report(f"{type(error).__name__}: {error}")  # so that the other ranks end and can give the reason
             raise
     finally:
         dist.destroy_process_group()

@@ -12,17 +12,17 @@ from foremoe.machine.model import Model
 
 
 class Layer(Protocol):
-    """A layer's work besides experts, on whole sequences of one length; an ``nn.Module``."""
+    """The work of a layer besides experts, on whole sequences of equal length. Implemented by an ``nn.Module``."""
 
     def __call__(self, x_TH: torch.Tensor, sequence_length: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The residual stream after attention, the normalised input of the experts (both [T, H]) and router scores [T, E]."""
+        """Returns the residual stream after attention, the experts' normalised input (both [T, H]), and router scores [T, E]."""
 
 
 class PlainLayer(nn.Module):
     """A pre-norm decoder layer with the model's number of attention weights, heads and head widths.
 
-    It does not distinguish grouped queries, latent projections and the like: weights that are neither queries' nor the output's
-    are one projection of the input, from which keys and values are cut.
+    It does not distinguish grouped queries, latent projections and the like. All attention weights except those of the output are
+    one projection of the input, and queries, keys and values are slices of its result.
     """
 
     def __init__(self, model: Model, num_experts: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -45,7 +45,7 @@ class PlainLayer(nn.Module):
         return x_TH, inner_TH, self.router(inner_TH)
 
     def _heads(self, projected_TD: torch.Tensor, columns: int, sequence_length: int) -> torch.Tensor:
-        """[Q, A, N, C]: the last columns of the projection, as many times as it takes."""
+        """Returns [Q, A, N, C], the last columns of the projection, repeated as often as needed."""
         need = self.num_heads * columns
         have = min(need, projected_TD.shape[1]) // columns
         cut = projected_TD[:, -have * columns :].view(-1, sequence_length, have, columns).transpose(1, 2)
@@ -53,7 +53,7 @@ class PlainLayer(nn.Module):
 
 
 class PassThrough:
-    """Experts that return their input; an `ExpertMath` for timing a layer's other work."""
+    """Experts that return their input, as an `ExpertMath` for timing the other work of a layer."""
 
     def shapes(self, hidden_size: int, ffn_size: int) -> dict[str, tuple[int, ...]]:
         return {"nothing": (1, 1)}

@@ -1,4 +1,4 @@
-"""Fits latency and bandwidth of link classes and transfer backends, and the slowdown of compute by copies."""
+"""Fits the latency and bandwidth of kinds of links and of transfer backends, and the slowdown of compute by copies."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,11 +14,11 @@ from foremoe.machine.cluster import Cluster
 
 # Letters: N points, F unknowns.
 
-LINK_OF = {"": "peer", " across nodes": "rdma", " from host": "host"}  # by the end of a point's kind
+LINK_OF = {"": "peer", " across nodes": "rdma", " from host": "host"}  # keyed by the end of a point's kind
 
 
 class Basis(NamedTuple):
-    """The basis of a constant: residuals of its points, and the spread of each point's repeats."""
+    """The basis of a constant, with the residuals of its points and the spread of each point's repeats."""
 
     off_N: Array
     spread_N: Array
@@ -29,9 +29,9 @@ class Basis(NamedTuple):
 
 
 class LinkFit(NamedTuple):
-    """Latency and 1 / bandwidth of messages, and the points that they were fitted on.
+    """Latency and 1 / bandwidth of messages, and the points to which they were fitted.
 
-    If points differ in their numbers of messages, the cost of starting the first one is separated from the latency of each.
+    If points differ in their numbers of messages, the time to start the first message is separated from the latency of each.
     """
 
     latency_s: float
@@ -48,14 +48,14 @@ class LinkFit(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendFit:
-    """Bandwidth and latency of one transfer backend on one link class. For comparison only: a `Cluster` has one figure per class.
+    """Bandwidth and latency of one transfer backend on one kind of link, for comparison. A `Cluster` has one figure per kind.
 
     Attributes:
-        backend: Its name.
-        link: ``"peer"``, ``"rdma"`` or ``"host"``.
-        bytes_per_s: Bandwidth of copies of experts and parts of them.
-        latency_s: Fixed seconds per copy.
-        contention: Seconds that concurrent compute loses per second of copy.
+        backend: Name of the backend.
+        link: Kind of link, ``"peer"``, ``"rdma"`` or ``"host"``.
+        bytes_per_s: Bandwidth of copies of experts and of parts of them.
+        latency_s: Fixed time in seconds per copy.
+        contention: Compute time lost per second of concurrent copying.
         worst: Largest absolute relative residual of its copies.
         spread: Median spread of the repeats of a copy.
     """
@@ -70,7 +70,7 @@ class BackendFit:
 
 
 def preferred(points: Iterable[Point]) -> list[Point]:
-    """Returns the points of the first backend on each link class, so that a constant is fitted on one backend."""
+    """Returns the points of the first backend on each kind of link, so that a constant is fitted to one backend."""
     points, first = list(points), dict[str, str]()
     for p in points:
         first.setdefault(p.kind, p.backend)
@@ -78,7 +78,7 @@ def preferred(points: Iterable[Point]) -> list[Point]:
 
 
 def link_fit(points: Iterable[Point], kind: str) -> LinkFit | None:
-    """Returns the fit of the link that exchanges or copies of a kind used; None without such points."""
+    """Returns the fit of the link that exchanges or copies of `kind` use, or None without such points."""
     mine = [p for p in points if p.kind == kind]
     if not mine:
         return None
@@ -90,7 +90,7 @@ def link_fit(points: Iterable[Point], kind: str) -> LinkFit | None:
 
 
 def contention(points: Iterable[Point], links: Mapping[str, LinkFit | None]) -> tuple[float, Basis]:
-    """Returns seconds lost per second of copy, and relative residuals of the loss; `links` are the links by name of the class."""
+    """Returns the seconds lost per second of copying, and the relative residuals of the loss. `links` has kinds as keys."""
     mine, copying = [], []
     for p in points:
         link = links.get(LINK_OF[p.kind.removeprefix("beside copy")]) if p.kind.startswith("beside copy") else None
@@ -105,7 +105,7 @@ def contention(points: Iterable[Point], links: Mapping[str, LinkFit | None]) -> 
 
 
 def backend_fits(points: Sequence[Point]) -> tuple[BackendFit, ...]:
-    """Returns fits of every backend on every link class that it was measured on, each from its own copies alone."""
+    """Returns fits of every backend on every kind of link on which it was measured, each from its own copies alone."""
     found = []
     for backend in dict.fromkeys(p.backend for p in points if p.backend):
         mine = [p for p in points if p.backend == backend]
@@ -125,7 +125,7 @@ def backend_fits(points: Sequence[Point]) -> tuple[BackendFit, ...]:
 
 
 def copy_seconds(points: Iterable[Point], cluster: Cluster) -> list[tuple[float, float]]:
-    """Returns (measured, predicted) seconds of copies between ranks, on which no constant was fitted."""
+    """Returns (measured, predicted) seconds of copies between ranks, to which no constant was fitted."""
     links = {
         "copy": (cluster.peer_latency_s, cluster.peer_bytes_per_s),
         "copy across nodes": (cluster.rdma_latency_s, cluster.rdma_bytes_per_s_per_rank),
@@ -135,7 +135,7 @@ def copy_seconds(points: Iterable[Point], cluster: Cluster) -> list[tuple[float,
 
 
 def copy_checks(points: Sequence[Point], cluster: Cluster) -> tuple[Constant, ...]:
-    """Checks the links' constants, fitted on exchanges, on copies of each link class between ranks."""
+    """Checks the constants of the links, which were fitted to exchanges, with copies between ranks on each kind of link."""
     found = []
     for kind, name in (("copy", "copies inside a node"), ("copy across nodes", "copies between nodes")):
         mine = [p for p in points if p.kind == kind]
@@ -148,7 +148,7 @@ def copy_checks(points: Sequence[Point], cluster: Cluster) -> tuple[Constant, ..
 
 
 def constant(name: str, value: float, unit: str, basis: Basis | None) -> Constant:
-    """Returns a constant with the statistics of its basis; None: it was not measured."""
+    """Returns a constant with the statistics of its basis, or without statistics if it was not measured (None)."""
     if basis is None or not len(basis.off_N):
         return Constant(name=name, value=value, unit=unit, num_points=0, median=None, worst=None, spread=None)
     size_N = np.abs(basis.off_N)

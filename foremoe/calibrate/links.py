@@ -1,4 +1,4 @@
-"""Times links in exchanges of tokens, inside nodes and between them."""
+"""Times links with exchanges of tokens, inside nodes and between nodes."""
 
 from collections.abc import Sequence
 
@@ -12,16 +12,16 @@ from foremoe.machine.model import Model
 
 # Letters: G ranks, H hidden size.
 
-_REPEATS = 2  # exchanges in one lap
+_REPEATS = 2  # number of exchanges in one lap
 
 
 def exchange_points(
     group: Group, watch: Stopwatch, node_of_rank: Sequence[int], across: bool, rows: Sequence[int], model: Model,
     dtype: torch.dtype, budget_s: float,
 ) -> list[Point]:  # fmt: skip
-    """Times exchanges of some rows from every rank, with equal parts for all ranks of its node (or of other nodes) and itself.
+    """Times exchanges in which every rank sends equal parts of `rows` to itself and to all ranks of its node, or of other nodes.
 
-    One of the sizes is also sent unevenly: half of the rows for other ranks go to the first permitted rank.
+    One of the sizes is also sent unevenly, with half of the rows for other ranks to the first permitted rank.
     """
     points, kind = [], "exchange across nodes" if across else "exchange"
     for num, uneven in [*((num, False) for num in rows), (rows[-1], True)]:
@@ -33,7 +33,7 @@ def exchange_points(
 
         def run(lap: Lap, sent: torch.Tensor = sent, to: list[int] = num_sent_G, of: list[int] = num_received_G) -> None:
             for _ in range(_REPEATS):
-                # As the runtime does it: into fresh memory.
+                # Received into fresh memory, as in the runtime.
                 group.all_to_all(sent.new_empty(sum(of), sent.shape[1]), sent, of, to)
             lap()
 
@@ -44,10 +44,10 @@ def exchange_points(
 
 
 def _shares(num: int, rank: int, node_of_rank: Sequence[int], across: bool, uneven: bool) -> list[int]:
-    """Rows from a rank to every rank."""
+    """Returns the number of rows from a rank to every rank."""
     to = [g for g, node in enumerate(node_of_rank) if g == rank or (node != node_of_rank[rank]) == across]
     out = [max(1, num // len(to)) if g in to else 0 for g in range(len(node_of_rank))]
-    if uneven and len(to) > 1:  # a rank alone in its node has nobody else there
+    if uneven and len(to) > 1:  # a rank that is alone in its node sends only to itself
         first = next(g for g in to if g != rank)
         out[first] += num // 2
     return out

@@ -1,4 +1,4 @@
-"""Measure: times everything that a calibration needs, on one rank of a group; all ranks call it together."""
+"""Times all that a calibration needs on one rank of a group. All ranks call it together."""
 
 import os
 import platform
@@ -20,17 +20,17 @@ from foremoe.distributed.group import Group
 
 # Letters: G ranks.
 
-Progress = Callable[[str, int, int], None]  # (what comes now, seconds of the budget done, in all)
+Progress = Callable[[str, int, int], None]  # (next measurement, share of the budget that is used, whole budget)
 _SHARES = {"peak": 0.02, "experts": 0.33, "layers": 0.33, "exchanges": 0.12, "copies": 0.1, "copies beside compute": 0.1}
 
 
 def measure(
     group: Group, case: Case, device: torch.device, progress: Progress, node_of_rank: Sequence[int] | None = None
 ) -> Measured:
-    """Returns all points; collective, the same on all ranks. Host names define the nodes unless `node_of_rank` does.
+    """Returns all points. Collective, with the same result on all ranks. By default, host names define the nodes.
 
     Raises:
-        InputError: On all ranks: even the fewest runs take far longer than ``case.seconds``.
+        InputError: Even the fewest runs would take far longer than ``case.seconds``. Raised on all ranks.
     """
     names = group.gather(socket.gethostname())
     nodes = tuple(names.index(name) for name in names) if node_of_rank is None else tuple(node_of_rank)
@@ -56,7 +56,7 @@ def measure(
     finally:
         layers.runtime.close()
 
-    # Link classes: inside nodes, across nodes.
+    # Kinds of links: inside nodes, and between nodes.
     links = [across for across, there in ((False, len(set(nodes)) < len(nodes)), (True, len(set(nodes)) > 1)) if there]
     budget_s = next_s("exchanges") / max(1, len(links))
     pairs = case.tokens * case.model.num_topk
@@ -67,7 +67,7 @@ def measure(
     ways, unavailable = find_ways(group, case.model, device, nodes)
     num_ways = max(1, len(ways))
     copy_s, beside_s = next_s("copies") / num_ways, case.seconds * _SHARES["copies beside compute"] / num_ways
-    # On a GPU few tokens would take the host longer than the device, and what it does for copies would count as lost.
+    # With few tokens on a GPU, the host would take longer than the device, and its work for copies would count as lost compute.
     tokens = case.tokens if device.type == "cuda" else max(8, case.tokens // 32)
     num_S = draw_routing(case, tokens, False).busy(group.rank)
     x_YH, row = experts.inputs(num_S), experts.row(num_S)
@@ -101,13 +101,13 @@ def _peak(watch: Stopwatch, dtype: torch.dtype, budget_s: float) -> float:
 
 
 def _memory_bytes(device: torch.device, nodes: Sequence[int], rank: int) -> int:
-    """Of one rank: of its GPU, or its part of the host's."""
+    """Returns the memory of one rank, which is that of its GPU, or its part of the host's memory."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // list(nodes).count(nodes[rank])
     except (OSError, ValueError):
-        raise TransferError("the machine does not say how much memory it has.") from None
+        raise TransferError("the operating system does not report the size of the memory.") from None
 
 
 def _hardware(device: torch.device) -> str:

@@ -1,4 +1,4 @@
-"""Nonnegative least squares with few unknowns, by relative residuals, robust against outliers."""
+"""Nonnegative least squares with few unknowns, for relative residuals, robust against outliers."""
 
 from itertools import combinations
 
@@ -9,24 +9,25 @@ from foremoe.base.arrays import Array
 # Letters: N points, F unknowns.
 
 _ROUNDS = 8
-_OUTLIER = 1.5  # residuals beyond this multiple of the median lose weight
+_OUTLIER = 1.5  # multiple of the median above which residuals lose weight
 
 
 def nonnegative(factor_NF: Array, seconds_N: Array, scale_N: Array, weight_N: Array) -> Array:
-    """float64 [F]: x >= 0 with the smallest sum of ``weight * ((factor @ x - seconds) / scale)**2``.
+    """Returns x >= 0, float64 [F], with the smallest sum of ``weight * ((factor @ x - seconds) / scale)**2``.
 
-    Tries every set of unknowns that may be above 0, so F should be small. Scales must be above 0, all others at least 0.
+    Tries every set of unknowns that may be above 0, so F should be small. Scales must be above 0, and all other inputs at least
+    0.
     """
     root_N = np.sqrt(weight_N) / scale_N
     a_NF, b_N = factor_NF * root_N[:, None], seconds_N * root_N
-    # Columns of like size: seconds per byte and seconds per layer differ by ten orders of magnitude.
+    # Columns are scaled to similar size, because seconds per byte and seconds per layer differ by ten orders of magnitude.
     scale_F = np.maximum(np.abs(a_NF).max(axis=0, initial=0.0), np.finfo(float).tiny)
     a_NF = a_NF / scale_F
     F = factor_NF.shape[1]
     best_F, best = np.zeros(F), float(b_N @ b_N)
     for size in range(F, 0, -1):
         if size == F - 1 and (best_F > 0).all():
-            break  # the least without the constraint keeps it
+            break  # the unconstrained minimum satisfies the constraint
         for chosen in combinations(range(F), size):
             found = np.linalg.lstsq(a_NF[:, chosen], b_N, rcond=None)[0]
             if (found < 0).any():
@@ -39,7 +40,7 @@ def nonnegative(factor_NF: Array, seconds_N: Array, scale_N: Array, weight_N: Ar
 
 
 def robust(factor_NF: Array, seconds_N: Array, scale_N: Array | None = None) -> Array:
-    """Repeats `nonnegative`, giving distant points less weight in each round; the scale is the seconds by default."""
+    """Repeats `nonnegative` and gives distant points less weight in each round. The scale defaults to the seconds."""
     scale_N = seconds_N if scale_N is None else scale_N
     weight_N = np.ones(len(seconds_N))
     for _ in range(_ROUNDS):
@@ -51,5 +52,5 @@ def robust(factor_NF: Array, seconds_N: Array, scale_N: Array | None = None) -> 
 
 
 def residuals(fitted_N: Array, seconds_N: Array) -> Array:
-    """float64 [N]: (fitted - measured) / measured."""
+    """Returns (fitted - measured) / measured, float64 [N]."""
     return (fitted_N - seconds_N) / seconds_N

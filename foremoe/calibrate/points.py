@@ -1,4 +1,4 @@
-"""Points: the measurements of a calibration, each with the amounts of work that its seconds cover."""
+"""Points: the measurements of a calibration, each with the amounts of work that were timed."""
 
 import dataclasses
 from dataclasses import dataclass, field
@@ -7,26 +7,35 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """An operation timed on all ranks at once.
+    """An operation that was timed on all ranks at once.
 
     Attributes:
-        kind: "experts" (their compute alone), "layer" (at home; its experts pass tokens through), "planned" (the same with a plan
-            that moves nothing), "exchange" (tokens to all ranks of a node), "copy" (experts' weights to another rank of the
-            node), "copy from host", or "beside copy" (additional seconds of compute while copies run). Between nodes, exchanges
-            and copies end in "across nodes", and so do points timed during such copies.
-        seconds: Seconds of the slowest rank, median over repeats; of "beside copy" below 0 if noise exceeds the loss.
-        spread: (third - first quartile) / median over the repeats; of "beside copy" relative to the copies alone.
-        backward: Whether backward of the compute was timed; if False, forward was.
-        pairs: (token, expert) pairs on the busiest rank.
-        busy: Busy slots of expert compute on that rank.
-        calls: Layers whose expert compute was timed.
-        tokens: (token, layer) pairs on a rank, 0 for expert loads without routing.
-        attention_flops: FLOPs of the layers' attention, forward, on a rank.
-        moved: Pairs received by the busiest rank, permuted there and back.
+        kind: The operation that was timed. Between nodes, kinds of exchanges and copies, and of compute during them, end in
+            "across nodes".
+
+            * "experts": expert compute alone
+            * "layer": whole layers at home, whose experts return their input
+            * "planned": the same with a plan that copies nothing
+            * "exchange": tokens to all ranks of a node
+            * "copy": expert weights to another rank of the node
+            * "copy from host": expert weights from the host store
+            * "beside copy": seconds that concurrent copies add to compute
+        seconds: Time of the slowest rank, as the median over repeats. With "beside copy", it is negative if noise exceeds the
+            loss.
+        spread: (third - first quartile) / median over the repeats. With "beside copy", it is relative to the copies alone.
+        backward: True if the backward pass of the compute was timed, False if the forward pass was.
+        pairs: Number of (token, expert) pairs on the busiest rank.
+        busy: Number of busy slots on that rank.
+        calls: Number of layers whose expert compute was timed.
+        layers: Number of whole layers that were timed.
+        tokens: Number of tokens times layers on a rank, or 0 for expert loads without routing.
+        attention_flops: FLOPs of the layers' attention on a rank, in forward.
+        moved: Number of pairs that the busiest rank receives, permuted there and back.
         exchanges: Number of consecutive messages to all ranks.
-        exchange_bytes: Bytes of their busiest direction.
+        exchange_bytes: Bytes in their busiest direction.
         copies: Number of consecutive copies on the busiest link.
-        backend: Transfer backend of the copies; "" for other points.
+        copy_bytes: Bytes of these copies.
+        backend: Transfer backend of the copies, or "" for other points.
     """
 
     kind: str
@@ -54,13 +63,15 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """All points of one machine.
+    """All measurements of one machine.
 
     Attributes:
+        points: All points.
         flops_per_s: FLOP/s of one large matrix product on a rank while all ranks run one.
         memory_bytes: Memory of one rank.
+        node_of_rank: Node of each rank.
         hardware: Description of the hardware.
-        versions: Versions of torch and others, by name.
+        versions: Versions of torch and other software, by name.
         unavailable: Transfer backends that were not measured, with the reasons.
     """
 

@@ -1,4 +1,4 @@
-"""Draws routing for measurements: popular and neglected experts, with even load over ranks or heavy load on the first one."""
+"""Draws routing for measurements, with popular and rare experts, and with even load over ranks or heavy load on the first one."""
 
 from typing import NamedTuple, Self
 
@@ -9,24 +9,24 @@ from foremoe.base.arrays import Array
 # Letters: T tokens of a rank, K top-k, E experts, G ranks.
 
 _SPREAD = 0.7  # standard deviation of the log popularity of experts
-_HEAVY = 1.5  # what the first rank's experts have more of it
+_HEAVY = 1.5  # added to the log popularity of the first rank's experts
 
 
 class Routing(NamedTuple):
     """One layer's routing on all ranks, int64."""
 
     topk_GTK: Array  # distinct experts of every token
-    load_GE: Array  # pairs by source and expert
-    sent_GG: Array  # pairs by source and the expert's home
+    load_GE: Array  # number of pairs by source and expert
+    sent_GG: Array  # number of pairs by source and home of the expert
 
     @classmethod
     def draw(cls, tokens: int, num_ranks: int, num_experts: int, num_topk: int, *, heavy: bool, seed: int) -> Self:
-        """Draws `tokens` tokens of every rank; with `heavy`, most go to the first rank."""
+        """Draws `tokens` tokens for every rank. With `heavy`, the first rank gets the most pairs."""
         rng = np.random.default_rng([seed, tokens, int(heavy)])
         popularity_E = _SPREAD * rng.standard_normal(num_experts)
         if heavy:
             popularity_E[: num_experts // num_ranks] += _HEAVY
-        # The largest of popularity plus Gumbel noise are draws without repeats in proportion to popularity.
+        # The top-k of log popularity plus Gumbel noise is a draw without repeats in proportion to popularity.
         noisy_GTE = popularity_E + rng.gumbel(size=(num_ranks, tokens, num_experts))
         topk_GTK = np.argpartition(-noisy_GTE, num_topk - 1, axis=2)[:, :, :num_topk].astype(np.int64)
         load_GE = np.stack([np.bincount(topk_TK.ravel(), minlength=num_experts) for topk_TK in topk_GTK])
@@ -34,17 +34,17 @@ class Routing(NamedTuple):
 
     @property
     def largest(self) -> int:
-        """Pairs of the busiest rank."""
+        """Number of pairs on the busiest rank."""
         return int(self.sent_GG.sum(axis=0).max())
 
     def busy(self, rank: int) -> list[int]:
-        """Pairs of every expert at home on a rank."""
+        """Returns the number of pairs of every expert at home on a rank."""
         served_E = self.load_GE.sum(axis=0)
         per_rank = len(served_E) // len(self.load_GE)
         return served_E[rank * per_rank : (rank + 1) * per_rank].tolist()
 
     def off_rank(self, node_of_rank: tuple[int, ...], across: bool) -> int:
-        """Pairs in the busiest direction of a rank, to or from ranks of its node or (`across`) of others."""
+        """Returns the pairs in the busiest direction of a rank, to or from ranks of its node or (`across`) of other nodes."""
         node_G = np.array(node_of_rank)
         same_GG = node_G[:, None] == node_G
         counted_GG = ~same_GG if across else same_GG & ~np.eye(len(node_G), dtype=bool)

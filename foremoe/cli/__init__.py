@@ -1,1 +1,1 @@
-"""The command line ``foremoe``: one file per command; `main` dispatches to them."""
+"""The command line ``foremoe``, with one file per command. `main` calls the commands."""

@@ -1,4 +1,4 @@
-"""``foremoe ablate``: planners without one level at a time, over redundant slots, foresight, nodes and seeds."""
+"""``foremoe ablate``: runs planners with one level left out at a time, over redundant slots, foresight, nodes and seeds."""
 
 import dataclasses
 import itertools
@@ -23,17 +23,17 @@ from foremoe.workload.packing import AsGiven
 
 
 class Varied(NamedTuple):
-    """Options that vary besides the levels; every combination is planned."""
+    """Options that vary besides the levels. Every combination of them is planned."""
 
     planners: dict[str, Planner]
-    nodes: list[int | None]  # ranks of a node; None: the cluster's own
+    nodes: list[int | None]  # numbers of ranks per node; None: as in the cluster
     seeds: list[int]
     redundant: list[int]
     foresight: list[Any]
 
     @property
     def num_tasks(self) -> int:
-        """Number of planners to run."""
+        """Returns the number of planners to run."""
         variants = [one for planner in self.planners.values() for one in ablation.left_out(planner).values()]
         num_slots = sum(slots > 0 for slots in self.redundant)
         return sum(bool(one.rank) for one in variants) * len(self.nodes) * len(self.seeds) * num_slots * len(self.foresight)
@@ -41,8 +41,8 @@ class Varied(NamedTuple):
 
 _HELP = """Leaves out one level of a planner at a time: pack, home, node, rank, split, order, path and the guard.
 
-Repeats this for every number of redundant slots, foresight, node size and seed. Identical plans share a line; JSON and CSV
-have a row for each.
+This is repeated for every number of redundant slots, kind of foresight, node size and seed. Identical plans share a line of the
+table. In JSON and CSV, each has a row of its own.
 
 \b
 Examples:
@@ -54,31 +54,35 @@ Examples:
 @click.command(cls=JsonCommand, help=_HELP)
 @case_options(without=("redundant", "ranks_per_node", "seed"))
 @planners_option(
-    help="Planners to ablate, comma-separated: strategies, or texts such as 'Planner(rank=(Quota(), Search()))'.  "
-    "[default: foremoe]"
+    help="Comma-separated list of planners to ablate. Each is a strategy or an expression such as "
+    "'Planner(rank=(Quota(), Search()))'.  [default: foremoe]"
 )
 @option("--redundant", metavar="LIST", multiple=True, default=("0,1,2,4",), help="Numbers of redundant slots per rank to try.")
 @option(
     "--foresight", metavar="LIST", multiple=True, default=("exact,previous,step",),
-    help="Kinds of foresight to try: exact, previous (micro-step), step (the sum of all), 'Noisy(0.2)', 'Rerouted(0.1)'.",
+    help="Kinds of foresight to try: exact, previous (the micro-step before), step (the sum of all micro-steps), "
+    "'Noisy(0.2)', 'Rerouted(0.1)'.",
 )  # fmt: skip
 @option(
     "--ranks-per-node", "nodes", metavar="LIST", multiple=True,
-    help="Ranks per node, such as 8,72.  [default: the cluster's own]",
+    help="Comma-separated numbers of ranks per node to try, for example 8,72.  [default: as in the cluster]",
 )  # fmt: skip
 @option(
     "--seeds", "--seed", "seeds", metavar="LIST", multiple=True, default=("0",),
-    help="Random seeds, such as 0,1,2; the table then shows means and standard deviations over them.",
+    help="Comma-separated random seeds, for example 0,1,2. The table then shows means and standard deviations over the seeds.",
 )  # fmt: skip
-@option("--exact-seconds", type=Seconds(), default=EXACT_BUDGET_S, help="Seconds that each exact solver may spend on a line.")
-@option("--plot", "plot_file", metavar="FILE.svg", help="Draw the speed-ups as bars (needs matplotlib).  [default: no chart]")
+@option(
+    "--exact-seconds", type=Seconds(), default=EXACT_BUDGET_S,
+    help="Time in seconds that each exact solver may spend on a line of the table.",
+)  # fmt: skip
+@option("--plot", "plot_file", metavar="FILE.svg", help="Draw the speed-ups as bars (needs matplotlib).  [default: not drawn]")
 @table_options
 def ablate(
     case_options: CaseOptions, planners: tuple[str, ...], redundant: tuple[str, ...],
     foresight: tuple[str, ...], nodes: tuple[str, ...], seeds: tuple[str, ...], json_file: str | None, *,
     exact_seconds: float = EXACT_BUDGET_S, plot_file: str | None = None, look: Look = Look(),  # noqa: B008
 ) -> None:  # fmt: skip
-    """The command ``foremoe ablate``."""
+    """Runs ``foremoe ablate``."""
     require_writable({"the JSON file": json_file, "the picture": plot_file}, case_options.files)
     look.require(COLUMNS)
     if plot_file is not None:
@@ -91,7 +95,7 @@ def ablate(
         whole_numbers(redundant, "--redundant"), views,
     )  # fmt: skip
     if len(varied.seeds) > 1 and case_options.synthetic is None and not case_options.shuffle:
-        raise InputError("seeds draw --synthetic routing, or the order of --shuffle; without either, give --seeds one number.")
+        raise InputError("seeds change only --synthetic routing or --shuffle; without these, give --seeds one number.")
     with Progress(tasks=varied.num_tasks) as progress:
         case, rows = _rows(case_options, varied, exact_seconds, progress)
     payload = {
@@ -106,7 +110,7 @@ def ablate(
 
 
 def _rows(options: CaseOptions, varied: Varied, exact_seconds: float, progress: Progress) -> tuple[Case, list[dict[str, Any]]]:
-    """Lines of every planner, size of node and seed, and the first of the cases."""
+    """Returns the first case, and the rows of every planner, node size and seed."""
     cases, rows = [], []
     for (name, planner), node, seed in itertools.product(varied.planners.items(), varied.nodes, varied.seeds):
         chosen = dataclasses.replace(options, redundant=max(varied.redundant), ranks_per_node=node, seed=seed)

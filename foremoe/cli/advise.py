@@ -1,4 +1,4 @@
-"""``foremoe advise``: recommends the next change."""
+"""``foremoe advise``: recommends what to change next."""
 
 import dataclasses
 
@@ -20,9 +20,9 @@ COLUMNS = {
 }  # fmt: skip
 _FEW = 4  # micro-steps
 
-_HELP = """Says what to change next: redundant slots, homes, dispatch, micro-step, activation recomputation or EP degree.
+_HELP = """Suggests what to change next: redundant slots, homes, dispatch, micro-step, activation recomputation or EP degree.
 
-Tries each change alone: the default planner plans a sample of the stage, which is then simulated. Throughput is tokens per
+Tries each change alone. The default planner plans a sample of the stage, and the sample is simulated. Throughput is tokens per
 second and rank, relative to the case without the change.
 
 \b
@@ -36,7 +36,7 @@ Example:
 @table_options
 @trainer_options
 def advise(case_options: CaseOptions, json_file: str | None, look: Look = Look()) -> None:  # noqa: B008
-    """The command ``foremoe advise``."""
+    """Runs ``foremoe advise``."""
     require_writable({"the JSON file": json_file}, case_options.files)
     look.require(COLUMNS)
     with Progress(verb="trying") as progress:
@@ -55,13 +55,13 @@ def advise(case_options: CaseOptions, json_file: str | None, look: Look = Look()
 
 
 def words(found: Advice, constants: str) -> list[str]:
-    """Formats the advice and the figures behind it."""
+    """Formats the advice and the figures that led to it."""
     now = f"now: {found.speedup:.2f}x over experts at home; {found.beside_even}"
     return [f"advice: {found}", f"{now} (simulated sample, {constants})"]
 
 
 def few_micro_steps(num: int) -> list[str]:
-    """A line for a trace that is shorter than a training step."""
+    """Returns a note if the trace has fewer micro-steps than a training step usually has."""
     if num >= _FEW:
         return []
     have = f"the trace has {plural(num, 'micro-step')}; a training step usually has more"
@@ -69,7 +69,7 @@ def few_micro_steps(num: int) -> list[str]:
 
 
 def _redealt(options: CaseOptions, ranks: int, redundant: int) -> dict[str, Case]:
-    """The same routing with longer micro-steps, and on as many ranks with half and twice as many in an EP group."""
+    """Builds the same routing with longer micro-steps, and on the same ranks with half and with twice the EP degree."""
     tokens = options.tokens_per_rank or DEFAULT_TOKENS_PER_RANK
     groups = options.trainer.data_parallel or 1
     tried = {
@@ -84,6 +84,6 @@ def _redealt(options: CaseOptions, ranks: int, redundant: int) -> dict[str, Case
         try:
             problem = build_case(dataclasses.replace(changed, redundant=redundant, trainer=around)).problem
         except InputError:
-            continue  # a file of counts is dealt already, and experts divide over some ranks only
+            continue  # a file of counts cannot be packed again, and experts divide only over some numbers of ranks
         out[name] = Case(problem, around.of())
     return out

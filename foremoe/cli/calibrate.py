@@ -23,7 +23,7 @@ from foremoe.cli.texts import Seconds, is_count
 from foremoe.machine.model import Model
 
 FAILED = 1
-_HEAD_COLUMNS = 64  # of a model that is given by sizes
+_HEAD_COLUMNS = 64  # columns per attention head of a model that is given by sizes
 _SHARES = {"worst": Column("worst", percent, rank=3), "spread": Column("spread", percent, rank=6)}
 CONSTANTS = {
     "name": Column("constant", left=True, rank=0), "value": Column("value", "{:.4g}".format, rank=1),
@@ -40,9 +40,9 @@ BACKENDS = {
 
 _HELP = """Measures experts, layers, links and copies on this machine and fits the cost model's constants.
 
-Pass the file that it writes to other commands as --cluster FILE.toml. Constants depend on the sizes of the model. Run nothing
-else meanwhile. To measure links across nodes too, start it on all ranks with torchrun. A fit counts as not calibrated if a
-residual is above 25 %, a constant is at its limit, or repeats spread by more than 10 %.
+Pass the cluster file that it writes to other commands as --cluster FILE.toml. The constants depend on the sizes of the model. Run
+nothing else on the machine meanwhile. To also measure links between nodes, start the command on all ranks with torchrun. A fit
+counts as not calibrated if a residual is above 25 %, a constant is at its limit, or repeats spread by more than 10 %.
 
 \b
 Examples:
@@ -55,40 +55,52 @@ Examples:
 @click.command(cls=JsonCommand, help=_HELP)
 @option(
     "--ranks", type=click.IntRange(1, 1024),
-    help="Processes to start on this machine, each with its own GPU if there are GPUs.  [default: 2, or 1 with one GPU]",
+    help="Number of processes to start on this machine. If it has GPUs, each gets one.  [default: 2, or 1 with one GPU]",
 )  # fmt: skip
-@option("--model", metavar="NAME|config.json|FILE.toml", help=f"Model whose sizes to measure: {MODELS}.  [default: none]")
-@option("--hidden", type=COUNT, help="Hidden size, in place of --model.  [default: none]")
-@option("--ffn", type=COUNT, help="Intermediate size of one expert, in place of --model.  [default: none]")
-@option("--experts", type=click.IntRange(1, MAX_EXPERTS), help="Experts per layer, in place of --model.  [default: none]")
-@option("--topk", type=click.IntRange(1, MAX_EXPERTS), help="Experts per token, in place of --model.  [default: none]")
+@option(
+    "--model", metavar="NAME|config.json|FILE.toml",
+    help=f"Model whose sizes to measure: {MODELS}.  [default: sizes given by --hidden, --ffn, --experts and --topk]",
+)  # fmt: skip
+@option("--hidden", type=COUNT, help="Hidden size of the model. Required without --model.  [default: that of --model]")
+@option("--ffn", type=COUNT, help="Intermediate size of one expert. Required without --model.  [default: that of --model]")
+@option(
+    "--experts", type=click.IntRange(1, MAX_EXPERTS),
+    help="Number of experts per layer. Required without --model.  [default: that of --model]",
+)  # fmt: skip
+@option(
+    "--topk", type=click.IntRange(1, MAX_EXPERTS),
+    help="Number of experts per token. Required without --model.  [default: that of --model]",
+)  # fmt: skip
 @option(
     "--dtype",
     type=click.Choice(["bfloat16", "float32"]),
-    help="Data type of weights and tokens.  [default: the model's, or bfloat16]",
+    help="Data type of weights and tokens.  [default: that of the model, or bfloat16]",
 )
-@option("--tokens", type=click.IntRange(8, 2**31 - 1), default=2048, help="Tokens per rank and micro-step.")
-@option("--sequence-length", type=COUNT, default=512, help="Tokens per sequence, at most --tokens.")
+@option("--tokens", type=click.IntRange(8, 2**31 - 1), default=2048, help="Number of tokens per rank and micro-step.")
+@option("--sequence-length", type=COUNT, default=512, help="Number of tokens per sequence, at most --tokens.")
 @option("--seconds", type=Seconds(), default=90.0, help="Approximate measuring time in seconds.")
 @option(
     "--cluster", metavar="NAME|FILE.toml", default="8xh100",
-    help=f"Cluster that gives the figures of links that cannot be measured: {CLUSTERS}.",
+    help=f"Cluster whose figures are used for links that cannot be measured: {CLUSTERS}.",
 )  # fmt: skip
 @accept_fit_option
-@option("-o", "--output", metavar="FILE.toml", required=True, help="The cluster file; residuals go to FILE.fit.json.")
+@option(
+    "-o", "--output", metavar="FILE.toml", required=True,
+    help="Path of the cluster file to write. Residuals are written to FILE.fit.json.",
+)  # fmt: skip
 @table_options
 def calibrate(
     ranks: int | None, tokens: int, sequence_length: int, seconds: float, cluster: str, output: str, json_file: str | None,
     look: Look = Look(), **sizes: Any,  # noqa: B008
 ) -> None:  # fmt: skip
-    """The command ``foremoe calibrate``."""
+    """Runs ``foremoe calibrate``."""
     look.require(CONSTANTS | BACKENDS)
     joined = under_torchrun()
     reports = not joined or int(os.environ["RANK"]) == 0
     if not output.lower().endswith(".toml"):
-        raise InputError(f"the cluster file must end in .toml, so that --cluster knows it for a file; got {output!r}.")
+        raise InputError(f"the cluster file must end in .toml, so that --cluster recognises it as a file; got {output!r}.")
     fit_file = str(Path(output).with_suffix(".fit.json"))
-    if reports:  # other nodes need not have its folders
+    if reports:  # the folders need not exist on other nodes
         outputs = {"the cluster file": output, "the residuals' file": fit_file, "the JSON file": json_file}
         require_writable(outputs, [sizes["model"], cluster if is_file(cluster) else None])
     base = cluster_of(cluster, None, None, accept_fit=sizes.pop("accept_fit"))
@@ -123,9 +135,9 @@ def calibrate(
 
 
 def under_torchrun() -> bool:
-    """True if torchrun, or a launcher that sets its variables, started this process as one of several ranks.
+    """Returns True if this process is one of several ranks started by torchrun, or by a launcher that sets its variables.
 
-    An incomplete set of variables, such as a scheduler leaves behind, does not count.
+    An incomplete set of variables, as some schedulers leave it, does not count.
     """
     rank, size, *others = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT"))
     if not os.environ.get("MASTER_ADDR") or not all(map(is_count, (rank, size, *others))):
@@ -134,12 +146,12 @@ def under_torchrun() -> bool:
 
 
 def bar() -> Progress:
-    """Shows the progress of the measurement; created on the rank that reports."""
+    """Returns the progress line of the measurement. It is created on the rank that reports."""
     return Progress("measuring")
 
 
 def source_of(case: Case, measured: Measured) -> str:
-    """Returns one line that says where the constants come from."""
+    """Returns one line that names the origin of the constants."""
     m, versions = case.model, ", ".join(f"{name} {version}" for name, version in measured.versions.items())
     num_nodes = len(set(measured.node_of_rank))
     return (
@@ -158,29 +170,29 @@ def report(found: Fit, measured: Measured, base: str, output: str) -> list[str |
     lines += [Table(BACKENDS, backends), ""] if backends else []
     lines += [
         "residual: |fitted - measured| / measured; spread: distance of the quartiles of a point's repeats over their median",
-        "constants stand on a link's first backend; copies between ranks are not fitted but checked by the links' constants",
+        "constants are fitted to a link's first backend; copies between ranks only check the links' constants",
         *(f"{name} not measured: {why}" for name, why in measured.unavailable.items()),
-        *(f"{link}: not there to be measured, so {base} stands in" for link in found.kept),
+        *(f"{link}: could not be measured, so the figures of {base} are used" for link in found.kept),
         f"constants: {found.cluster.standing}", *map(str, found.faults),
         f"written: {output}, and residuals and points in {Path(output).with_suffix('.fit.json')}",
     ]  # fmt: skip
     if found.cluster.residual is not None and found.cluster.residual > MOST_TAKEN:
-        lines.append(f"its residual is above {MOST_TAKEN:.0%}: no command takes {output} unless it is given --accept-fit")
+        lines.append(f"its residual is above {MOST_TAKEN:.0%}: commands refuse {output} without --accept-fit")
     return lines
 
 
 def line_of(figure: Any, columns: Mapping[str, Column]) -> dict[str, Any]:
-    """Returns a figure's values by column name; without points, the number of points is unknown."""
+    """Returns a figure's values by column name. A figure without points has None as its number of points."""
     return {name: getattr(figure, name) if name != "num_points" else figure.num_points or None for name in columns}
 
 
 def _sizes(
     model: str | None, hidden: int | None, ffn: int | None, experts: int | None, topk: int | None, dtype: str | None
 ) -> Model:
-    """The model that is named, or one of the given sizes."""
+    """Returns the model called `model`, or one with the given sizes."""
     given = {"--hidden": hidden, "--ffn": ffn, "--experts": experts, "--topk": topk}
     if model is not None and any(value is not None for value in given.values()):
-        raise InputError("--model already tells the sizes; leave --hidden, --ffn, --experts and --topk out.")
+        raise InputError("--model already gives the sizes; leave --hidden, --ffn, --experts and --topk out.")
     lacking = [name for name, value in given.items() if value is None]
     if model is None and lacking:
         raise InputError(f"constants depend on sizes: give --model, or {', '.join(given)}; {', '.join(lacking)} are missing.")

@@ -22,11 +22,12 @@ BROKEN, LOAD = 1, "load"
 _SHOWN = 4
 
 
-_HELP = """Checks a plan against every law of the Plan IR; exit code 0 if all hold, 1 if not.
+_HELP = """Checks a plan against every law of the Plan IR. The exit code is 0 if all laws hold, 1 if not.
 
-Every token is served exactly once by a rank that holds its expert, homes and slots are respected, and copies bring the weights
-that each use needs. With --trace or --workload, loads must be those the plan was made for, the ranks' shares must add up, and
-costs and bounds must follow from these counts. A plan of another trace is reported as such, not as broken.
+By the laws, every token is served exactly once by a rank that holds its expert. Homes and slots are respected, and copies bring
+the weights that each use needs. With --trace or --workload, the command also checks that the loads are those of the plan. The
+ranks' shares must then add up, and costs and bounds must follow from these counts. A plan of another trace is reported as such,
+not as broken.
 
 \b
 Example:
@@ -38,17 +39,17 @@ Example:
 @click.argument("plan_file", metavar="PLAN")
 @option(
     "--trace", "traces", metavar="TRACE", multiple=True,
-    help="Routing that the plan was made from: its loads are compared with the plan's. For several files, repeat the option in "
-    "the order in which they were planned.  [default: none]",
+    help="Trace from which the plan was made. Its loads are compared with those of the plan. For several files, repeat the option"
+    " in the order in which they were planned.  [default: loads are not compared]",
 )  # fmt: skip
 @option(
     "--workload",
     "workload_file",
     metavar="FILE",
-    help="Counts that the plan was made from, in place of --trace.  [default: none]",
+    help="File of counts from which the plan was made. Replaces --trace.  [default: loads are not compared]",
 )
 def check(plan_file: str, traces: tuple[str, ...], workload_file: str | None, json_file: str | None) -> None:
-    """The command ``foremoe check``."""
+    """Runs ``foremoe check``."""
     require_writable({"the JSON file": json_file}, [plan_file, workload_file, *traces])
     if traces and workload_file is not None:
         raise InputError("--trace and --workload exclude each other; give one of them.")
@@ -61,7 +62,7 @@ def check(plan_file: str, traces: tuple[str, ...], workload_file: str | None, js
     work = dealt_again(plan, traces) if traces else None if workload_file is None else Workload.load(workload_file)
     if work is not None:
         broken += load_violations(plan, work, source)
-        # A plan that is broken, or not of these loads, has no shares to add up and no price.
+        # A plan that is broken or was made for other loads has no shares to add up and no price.
         broken = broken or share_violations(plan, work) + price_violations(plan, work)
         checked.append(f"loads, costs, bounds and the {plan.G} ranks' shares against {source}")
     name = file_name(plan_file)
@@ -69,7 +70,7 @@ def check(plan_file: str, traces: tuple[str, ...], workload_file: str | None, js
     payload = {"plan": name, "valid": not broken, "violations": violations, "checked": checked}
     verdict = f"valid (checked: {'; '.join(checked)})"
     if broken:
-        # Other loads break no law: the plan is somebody's, only not this trace's.
+        # A plan with other loads breaks no law; it only belongs to another trace.
         foreign = lawful and all(error.law == LOAD for error in broken)
         verdict = f"keeps its laws, but was made for other loads than those of {source}" if foreign else "broken"
     emit(json_file, payload, [*map(str, broken), f"{name}: {verdict}"])
@@ -78,7 +79,7 @@ def check(plan_file: str, traces: tuple[str, ...], workload_file: str | None, js
 
 
 def dealt_again(plan: Plan, traces: tuple[str, ...]) -> Workload:
-    """Packs `traces` again as the plan's header says and returns the workload."""
+    """Packs `traces` again as the plan's header says, and returns the workload."""
     head = plan.header
     if head.dealt is None:
         raise InputError("the plan does not say how its batch was dealt (it was counted elsewhere); give --workload FILE.")
@@ -95,7 +96,7 @@ def dealt_again(plan: Plan, traces: tuple[str, ...]) -> Workload:
         )  # fmt: skip
     if work.L == plan.L:
         return work
-    # The plan may be of some layers only, those of a pipeline rank.
+        # The plan may cover only some layers, such as those of one pipeline rank.
     positions, lacking = layer_positions(work.moe_layer_L, head.moe_layer_L)
     if lacking:
         raise InputError(f"the trace lacks the plan's layer {lacking[0]}; give the trace that was planned.")
@@ -103,12 +104,12 @@ def dealt_again(plan: Plan, traces: tuple[str, ...]) -> Workload:
 
 
 def dealing_packer(text: str) -> PackSolver:
-    """Returns the pack solver that a plan file names, if it is one of foremoe's; a file's text never imports or calls other
-    code.
+    """Returns the pack solver that a plan file names, if it is one of foremoe's own. Text from a file never imports or calls
+    other code.
     """
     try:
         packer = parse(text, builtin=True)
-    except Exception:  # the text is anybody's, and may fail in any way
+    except Exception:  # the text comes from outside and may fail in any way
         packer = None
     if not isinstance(packer, PackSolver):
         dealt = f"the plan was dealt by {text!r}, which is not a pack level of foremoe's own"
@@ -117,7 +118,7 @@ def dealing_packer(text: str) -> PackSolver:
 
 
 def load_violations(plan: Plan, work: Workload, source: str) -> list[PlanError]:
-    """Lists where the plan's loads differ from those of `work`."""
+    """Lists the places where the plan's loads differ from those of `work`."""
     shape, want = work.load_MLGE.shape, (plan.M, plan.L, plan.G, plan.E)
     if shape != want:
         sizes = f"{list(shape)} micro-steps, layers, ranks, experts"
@@ -134,7 +135,7 @@ def load_violations(plan: Plan, work: Workload, source: str) -> list[PlanError]:
 
 
 def share_violations(plan: Plan, work: Workload) -> list[PlanError]:
-    """Lists where the source ranks' shares do not sum to a slot's quota or to a source's own pairs."""
+    """Lists the places where the shares of the source ranks do not sum to a slot's quota or to the pairs of a source rank."""
     total_MLP = np.zeros((plan.M, plan.L, plan.G * plan.S), np.int64)
     expert_MLP = plan.expert_MLGS.reshape(plan.M, plan.L, -1)
     row_MLP = np.arange(plan.N).reshape(plan.M, plan.L, 1) * plan.E + np.where(expert_MLP < 0, 0, expert_MLP)
@@ -155,7 +156,7 @@ def share_violations(plan: Plan, work: Workload) -> list[PlanError]:
 
 
 def price_violations(plan: Plan, work: Workload) -> list[PlanError]:
-    """Lists where trace, packing, costs or bounds of the plan differ from those of `work` under the plan's header."""
+    """Lists the places where trace, packing, costs or bounds of the plan differ from those of `work` under the plan's header."""
     head = plan.header
     posed = Problem.of(work, head.cluster, model=head.model, redundant=head.redundant, schedule=head.schedule)
     return plan.violations(executable_problem(posed, plan))

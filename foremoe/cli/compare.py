@@ -56,11 +56,11 @@ COLUMNS = {
 }  # fmt: skip
 
 
-_HELP = """Plans one case with every strategy and prints a line for each.
+_HELP = """Plans one case with every strategy and prints a line for each strategy.
 
 Several TRACEs form one workload. A TRACE may also be a workload file of counts. A row is one (micro-step, layer). Its skew is
-the load of the busiest rank over the mean; 1.000 is perfect. Baselines and solvers that you name have no guard;
-Planner(rank=(SOLVER,)) keeps experts at home in rows that SOLVER makes more expensive.
+the load of the busiest rank over the mean, so 1.000 is perfect. Baselines and solvers that you name run without a guard. To keep
+experts at home in rows that SOLVER makes more expensive, name Planner(rank=(SOLVER,)) instead.
 
 \b
 Example:
@@ -71,12 +71,12 @@ Example:
 @click.command(cls=JsonCommand, help=_HELP)
 @case_options()
 @planners_option(
-    help="Comma-separated strategies or solvers; quote those with brackets for the shell. May be repeated. "
-    "`foremoe solvers` lists them.  [default: all strategies but exact, which takes --exact-seconds]"
+    help="Comma-separated list of strategies or solvers. Quote names with brackets for the shell. May be repeated. "
+    "`foremoe solvers` lists the names.  [default: all strategies except exact, which takes --exact-seconds]"
 )
 @option(
     "--exact-seconds", type=Seconds(), default=comparison.EXACT_BUDGET_S,
-    help="Seconds that each exact solver may spend; it plans a sample of the rows.",
+    help="Time in seconds that each exact solver may spend. It plans a sample of the rows.",
 )  # fmt: skip
 @table_options
 @trainer_options
@@ -84,7 +84,7 @@ def compare(
     case_options: CaseOptions, planners: tuple[str, ...], exact_seconds: float,
     json_file: str | None, *, look: Look = Look(),  # noqa: B008
 ) -> None:  # fmt: skip
-    """The command ``foremoe compare``."""
+    """Runs ``foremoe compare``."""
     require_writable({"the JSON file": json_file}, case_options.files)
     look.require(COLUMNS)
     chosen = planners_of(split_list(planners, "--planners"))
@@ -117,7 +117,7 @@ def compare(
 
 
 def table(rows: Sequence[Mapping[str, Any]], planners: Mapping[str, Planner]) -> Table:
-    """Returns the table; a sampled row is followed by foremoe's figure on the same rows, or by the best other one."""
+    """Returns the table. Below a sampled row, it shows the figure of foremoe, or else the best figure, on the same rows."""
     lines: list[dict[str, Any]] = []
     sources: list[Mapping[str, Any]] = []
     for row in rows:
@@ -147,11 +147,11 @@ def footers(
 
 
 def notes(rows: Sequence[Mapping[str, Any]], key: str) -> list[str]:
-    """Returns the notes of all lines, each sentence once, with the names of its lines."""
+    """Returns the notes of all lines. Each sentence appears once, with the names of its lines."""
     names: dict[str, dict[str, None]] = {}
     num_names = len({row[key] for row in rows})
     for row in rows:
         if row.get("note"):
-            # The library names its argument; here it is an option.
+            # The library names its argument; the command line has an option instead.
             names.setdefault(row["note"].replace("history_LE", "--history TRACE"), {})[row[key]] = None
     return [f"{'every line' if 2 < num_names == len(lines) else ', '.join(lines)}: {note}" for note, lines in names.items()]

@@ -23,7 +23,7 @@ COLUMNS = {
     "part": Column("part", left=True, rank=0), "found": Column("found", left=True, rank=1),
     "use": Column("used for", left=True, rank=2),
 }  # fmt: skip
-# Name of a distribution -> what foremoe uses it for; of several names of one thing the first that is installed is shown.
+# Names of a distribution and what foremoe uses it for. Of several names, the first one that is installed is shown.
 _PACKAGES = {
     ("numpy",): "plans", ("numba",): "planner and simulator", ("safetensors",): "plan and trace files",
     ("pyscipopt",): "the solver exact", ("torch",): "runtime and adapters", ("triton",): "fused kernels on GPUs",
@@ -37,7 +37,7 @@ _VARIABLES = (
     "VERL_ENGINE_DEVICE", "VERL_ENGINE_VENDOR",
 )  # fmt: skip
 
-_HELP = """Shows what foremoe finds on this machine: versions, GPUs, plug-ins, folders.
+_HELP = """Shows what foremoe finds on this machine: versions, GPUs, plug-ins and folders.
 
 Nothing is changed or measured. Put the output into a bug report.
 
@@ -50,7 +50,7 @@ Example:
 @click.command(cls=JsonCommand, help=_HELP)
 @table_options
 def doctor(json_file: str | None, look: Look = Look()) -> None:  # noqa: B008
-    """The command ``foremoe doctor``."""
+    """Runs ``foremoe doctor``."""
     require_writable({"the JSON file": json_file})
     look.require(COLUMNS)
     rows = [{"part": part, "found": found, "use": use} for part, found, use in _parts()]
@@ -76,19 +76,19 @@ def _parts() -> list[tuple[str, str, str]]:
 
 
 def _version(names: tuple[str, ...]) -> tuple[str, str]:
-    """The name that is installed, or the first, and its version."""
+    """Returns the first name that is installed, or the first name if none is, and its version."""
     for name in names:
         try:
-            return name, metadata.version(name) or "broken: no metadata"  # None for a folder that an uninstall has left
+            return name, metadata.version(name) or "broken: no metadata"  # None for a folder left behind by an uninstall
         except metadata.PackageNotFoundError:
             continue
     return names[0], "not installed"
 
 
 def _gpus() -> list[tuple[str, str, str]]:
-    """GPUs as torch sees them, and what decides how the runtime computes on them."""
+    """Lists the GPUs that torch finds, with their compute capability, memory and CUDA version."""
     if find_spec("torch") is None:
-        return [("GPUs", "not known", "torch finds them, and is not installed")]
+        return [("GPUs", "not known", "found by torch, which is not installed")]
     try:
         import torch
 
@@ -112,7 +112,7 @@ def _free(folder: str) -> str:
 
 
 def _cache() -> tuple[str, str]:
-    """The folder that keeps compiled kernels between processes, and whether they can be written there."""
+    """Returns the folder of the cache of compiled kernels, and a text that says whether it can be written."""
     folder = Path(os.environ.get("NUMBA_CACHE_DIR") or Path(__file__).parents[1])
     kept = os.access(folder, os.W_OK)
-    return str(folder), "compiled kernels stay" if kept else "not writable: numba takes a folder of the user's instead"
+    return str(folder), "compiled kernels stay" if kept else "not writable: numba uses a folder of the user instead"

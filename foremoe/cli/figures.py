@@ -24,7 +24,7 @@ _HOTTEST = 5
 
 
 def trace_figures(trace: RoutingTrace) -> dict[str, Any]:
-    """Returns sizes, sequence lengths and how unevenly the experts are chosen."""
+    """Returns the sizes, the sequence lengths and the popularity of experts."""
     length_Q = trace.seq_len_Q
     return {
         "tokens": trace.T, "unknown_tokens": 0 if trace.known_T is None else int((~trace.known_T).sum()), "sequences": trace.Q,
@@ -39,8 +39,8 @@ def trace_figures(trace: RoutingTrace) -> dict[str, Any]:
 
 
 def popularity(loads: Iterable[Array]) -> dict[str, Any]:
-    """Returns the load of the hottest experts over the mean, with their layers; `loads` are int64 [E], layer by layer."""
-    # One layer at a time: a few bytes of a file may name thousands of layers and of experts.
+    """Returns the load of the hottest experts over the mean, with their layers. `loads` has one int64 [E] array per layer."""
+    # One layer at a time, because a small file may declare thousands of layers and experts.
     highest, hottest, never_chosen = [], list[dict[str, Any]](), 0
     for layer, load_E in enumerate(loads):
         over_E = load_E / (load_E.mean() or 1.0)
@@ -57,7 +57,7 @@ def popularity(loads: Iterable[Array]) -> dict[str, Any]:
 
 
 def workload_figures(work: Workload) -> dict[str, Any]:
-    """Returns sizes, totals and skew with every expert at home."""
+    """Returns sizes, totals, and the skew with every expert at home."""
     statistics = skew_statistics(work) if work.E % work.G == 0 else None
     tokens_M = work.tokens_MG.sum(axis=1, dtype=np.int64)
     return {
@@ -73,7 +73,7 @@ def workload_figures(work: Workload) -> dict[str, Any]:
 
 
 def plan_figures(plan: Plan) -> dict[str, Any]:
-    """Returns the plan's sizes, skew before and after, copies and predicted seconds."""
+    """Returns the plan's sizes, its skew before and after planning, its copies and the predicted seconds."""
     head, skew_ML, static_MLG = plan.header, plan.skew_ML, static_load_MLG(plan)
     return {
         "key": head.key, "planner": head.planner, "model": head.model.name, "cluster": head.cluster.name, "micro_steps": plan.M,
@@ -92,7 +92,7 @@ def plan_figures(plan: Plan) -> dict[str, Any]:
 
 
 def summary_figures(summary: PlanSummary) -> dict[str, Any]:
-    """Returns planning times and the gain of each level."""
+    """Returns the planning time, the gain of each level and the warnings."""
     return {
         name: getattr(summary, name) for name in ("plan_s", "levels", "rows", "rows_kept_at_start", "unknown_share", "warnings")
     }
@@ -147,7 +147,7 @@ def workload_text(figures: dict[str, Any]) -> list[str]:
 
 
 def dealing_text(dealt: Dealt | None, unknown: str) -> str:
-    """Describes how a batch was packed; `unknown` if that was not recorded."""
+    """Describes how a batch was packed. Returns `unknown` if that was not recorded."""
     return (
         f"{dealt.tokens_per_rank} tokens per rank by {printable(dealt.packer)}, seed {dealt.seed}"
         if dealt is not None

@@ -1,4 +1,4 @@
-"""Resolves the command line's file names and preset names."""
+"""Resolves file names and preset names from the command line."""
 
 import dataclasses
 import os
@@ -23,15 +23,15 @@ from foremoe.workload.workload import Workload
 
 
 def is_file(text: str) -> bool:
-    """True if a --model, --cluster or --synthetic names a file rather than a preset."""
+    """Returns True if a --model, --cluster or --synthetic value names a file rather than a preset."""
     return text.lower().endswith((".toml", ".json")) or os.sep in text
 
 
 def model_of(text: str) -> Model:
-    """Returns the model of that preset, TOML file or Hugging Face config.json (or its folder)."""
+    """Returns the model of a preset, a TOML file, or a Hugging Face config.json or its folder."""
     name = text.lower()
     if is_file(text):
-        # What a hub calls Qwen/Qwen3-30B-A3B is a preset, unless there is such a folder.
+        # A hub name such as Qwen/Qwen3-30B-A3B is a preset, unless there is a folder of that name.
         name = name.rsplit("/", 1)[-1]
         if os.path.exists(text) or name.endswith((".toml", ".json")):
             is_config = name.endswith(".json") or os.path.isdir(text)
@@ -46,9 +46,10 @@ def cluster_of(
     text: str, ranks: int | None, ranks_per_node: int | None, dispatch: str | None = None, host_store: bool = False,
     accept_fit: bool = False,
 ) -> Cluster:  # fmt: skip
-    """Returns the cluster of that preset or TOML file with `ranks` ranks; None keeps the file's number, or the preset's default.
+    """Returns the cluster of a preset or a TOML file with `ranks` ranks. If it is None, the number of the file or preset is used.
 
-    A file defines itself whether there are host stores. A file with too large a residual is refused unless `accept_fit` is set.
+    A file decides by itself whether there are host stores. A file with too large a residual is refused unless `accept_fit` is
+    set.
     """
     if not is_file(text):
         require_known(text.lower(), Cluster.preset_names(), "cluster preset")
@@ -56,16 +57,16 @@ def cluster_of(
         return Cluster.preset(text, ranks, ranks_per_node, dispatch=dispatch or "pairs", host_store=host_store)
     cluster = Cluster.from_toml(text)
     if not accept_fit:
-        require_taken(cluster, text, "With --accept-fit it is taken all the same.")
+        require_taken(cluster, text, "With --accept-fit, it is used anyway.")
     cluster = dataclasses.replace(cluster, dispatch=dispatch or cluster.dispatch)
-    # Another number of ranks would lose the file's own mapping to nodes.
+    # Changing the number of ranks would lose the file's own mapping of ranks to nodes.
     if ranks in (None, cluster.num_ranks) and ranks_per_node is None:
         return cluster
     return cluster.with_ranks(ranks or cluster.num_ranks, ranks_per_node or cluster.ranks_per_node)
 
 
 def model_told(name: str | None, num_layers: int, num_experts: int, num_topk: int) -> Model:
-    """Returns the preset that a recording names, or the only one of its shape."""
+    """Returns the preset that a recording names, or else the only preset of its shape."""
     preset = None if name is None else Model.preset_of(name)
     if preset is not None:
         return Model.preset(preset)
@@ -83,7 +84,7 @@ def model_told(name: str | None, num_layers: int, num_experts: int, num_topk: in
     raise InputError(f"no known model has {shape}; give {cure}.")
 
 
-# Cures that the library names as arguments and arrays, and what they are on the command line.
+# Cures that the library words for Python, and their counterparts on the command line.
 _CURES = (
     ("pass num_experts=", "give --model NAME or FILE.toml"),
     ("give model, or num_experts: the largest expert in a payload would be a guess", "give --model NAME or config.json"),
@@ -100,7 +101,7 @@ def read_routing(
     paths: Sequence[str], model: Model | None = None, ranks: int = DEFAULT_RANKS, tokens_per_rank: int = DEFAULT_TOKENS_PER_RANK,
     stage: str = "update", strict: bool = True,
 ) -> RoutingTrace | Workload:  # fmt: skip
-    """Reads files of any kind: a trace without router weights, or counts; `model` is the one that was recorded."""
+    """Reads files of any kind as a trace without router weights, or as counts. `model` is the one that was recorded."""
     try:
         return open_recordings(
             paths, model=model, num_ranks=ranks, tokens_per_rank=tokens_per_rank, stage=stage, strict=strict
@@ -113,7 +114,7 @@ def read_routing(
 
 
 def read_trace(paths: Sequence[str], model: Model | None = None) -> RoutingTrace:
-    """Reads a trace as `read_routing` does; files of counts are refused."""
+    """Reads a trace as `read_routing` does. Files of counts are refused."""
     found = read_routing(paths, model)
     if isinstance(found, Workload):
         raise InputError(f"{file_name(paths[0])!r} is a workload file, or one of counts; give a trace here.")
@@ -121,7 +122,7 @@ def read_trace(paths: Sequence[str], model: Model | None = None) -> RoutingTrace
 
 
 def layer_loads(trace: RoutingTrace) -> Iterator[Array]:
-    """Yields the pairs per expert over all known tokens, int64 [E], layer by layer."""
+    """Yields the number of pairs per expert, summed over all known tokens, as int64 [E], layer by layer."""
     topk_TLK = trace.topk_TLK if trace.known_T is None else trace.topk_TLK[trace.known_T]
     return (np.bincount(topk_TLK[:, at].ravel(), minlength=trace.num_experts) for at in range(trace.L))
 
@@ -150,12 +151,12 @@ def history_load(path: str, work: Workload, model: Model | None) -> Array:
 
 
 def layer_positions(there_L: Array, wanted_L: Array) -> tuple[list[int], list[int]]:
-    """Returns the positions of the requested layers, and the requested layers that are missing; both by the model's numbers."""
+    """Returns the positions of the requested layers and the numbers of the missing ones. Both arguments are layer numbers."""
     position = {number: at for at, number in enumerate(there_L.tolist())}
     wanted = wanted_L.tolist()
     return [position[number] for number in wanted if number in position], [n for n in wanted if n not in position]
 
 
 def file_name(path: str) -> str:
-    """Returns the last part of a path as printable text."""
+    """Returns the last part of a path, as printable text."""
     return printable(click.format_filename(path, shorten=True))

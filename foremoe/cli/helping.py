@@ -1,10 +1,10 @@
-"""Help of a command: options in groups, the most needed first."""
+"""Help of a command, with options in groups."""
 
 import textwrap
 
 import click
 
-# Options by parameter; what is in no group is the command's own and comes first.
+# Options in each group, by parameter name. Options in no group are the command's own and come first.
 GROUPS = {
     "Routing to plan": (
         "synthetic", "regime", "model", "ranks", "tokens_per_rank", "micro_steps", "layers", "stage", "shuffle", "seed",
@@ -15,13 +15,13 @@ GROUPS = {
     "Trainer around the stage": ("optimizer_bytes", "data_parallel", "rollout_share"),
     "Output": ("output", "save_workload", "plot_file", "trace_file", "wide", "columns", "csv", "json_file"),
 }  # fmt: skip
-# One planner or several; what follows are the words of other pages for them.
+# The option is --planner or --planners. The other names are aliases, because other pages and tools use them.
 _PLANNERS = ("--planner", "--planners", "--solver", "--solvers", "--strategy", "--strategies")
-_COLUMN = 24  # where the explanations begin
+_COLUMN = 24  # column in which the explanations begin
 
 
 class HelpedCommand(click.Command):
-    """A command whose ``--help`` shows its options in `GROUPS`, and that accepts aliases of planner options."""
+    """A command whose ``--help`` shows its options in `GROUPS`. It also accepts aliases of the planner options."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Maps an alias of the planner option to the option that this command has."""
@@ -30,7 +30,7 @@ class HelpedCommand(click.Command):
         return super().parse_args(ctx, [_planner_option(word, known) if i < end else word for i, word in enumerate(args)])
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Writes one section for the command's own options and one for every group."""
+        """Writes one section for the command's own options and one section for each group."""
         group_of = {name: title for title, names in GROUPS.items() for name in names}
         sections: dict[str, list[tuple[str, str]]] = {title: [] for title in ("Options", *GROUPS)}
         for param in self.get_params(ctx):
@@ -53,7 +53,7 @@ def _planner_option(word: str, known: set[str]) -> str:
 
 
 def _write(formatter: click.HelpFormatter, records: list[tuple[str, str]]) -> None:
-    """As click's list of options, but names such as gpt-oss-20b stay whole."""
+    """Writes a list of options as click does, but never breaks names such as gpt-oss-20b at hyphens."""
     indent, column = " " * formatter.current_indent, " " * (formatter.current_indent + _COLUMN)
     for option, text in records:
         lines = textwrap.wrap(text, formatter.width - len(column), break_on_hyphens=False)

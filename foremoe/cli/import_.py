@@ -11,9 +11,9 @@ from foremoe.workload.workload import Workload
 
 _HELP = """Converts FILEs of one recording into a trace (.npz or .safetensors) or counts (.safetensors).
 
-Reads JSON lines of answers of vLLM and SGLang; chosen experts of tokens as JSON lines, parquet, .pt or .npz; counts of SGLang's
-recorder, of TensorRT-LLM's statistics and of tables. Every other command reads such files, too. A token is unknown if a file
-lacks its experts or lists one twice. Counts without source ranks are spread evenly over --ranks.
+Reads answers of vLLM and SGLang as JSON lines, and chosen experts of tokens as JSON lines, parquet, .pt or .npz. Also reads
+counts from SGLang's recorder, TensorRT-LLM's statistics and tables. All other commands read these files, too. A token is unknown
+if a file lacks its experts or lists an expert twice. Counts without source ranks are spread evenly over --ranks.
 
 \b
 Examples:
@@ -24,18 +24,18 @@ Examples:
 
 @click.command("import", cls=JsonCommand, help=_HELP)
 @click.argument("files", metavar="FILE...", nargs=-1, required=True)
-@option("-o", "--output", metavar="FILE", required=True, help="Where to write the trace or the counts.")
-@option("--model", metavar="NAME|config.json|FILE.toml", help="The model that was recorded.  [default: as named in the files]")
-@option("--ranks", type=RANKS, default=DEFAULT_RANKS, help="For counts: source ranks to spread them over.")
+@option("-o", "--output", metavar="FILE", required=True, help="Path of the trace or the counts to write.")
+@option("--model", metavar="NAME|config.json|FILE.toml", help="Model that was recorded.  [default: as named in the files]")
+@option("--ranks", type=RANKS, default=DEFAULT_RANKS, help="For counts: number of source ranks over which to spread them.")
 @option(
     "--tokens-per-rank", type=COUNT, default=DEFAULT_TOKENS_PER_RANK,
     help="For counts: join recorded steps until they have N tokens per rank.",
 )  # fmt: skip
-@option("--stage", type=click.Choice(["update", "recompute"]), default="update", help="For counts: the stage they belong to.")
+@option("--stage", type=click.Choice(["update", "recompute"]), default="update", help="For counts: stage to which they belong.")
 def import_(
     files: tuple[str, ...], output: str, model: str | None, ranks: int, tokens_per_rank: int, stage: str, json_file: str | None
 ) -> None:
-    """The command ``foremoe import``."""
+    """Runs ``foremoe import``."""
     require_writable({"the output": output, "the JSON file": json_file}, [*files, model])
     told = None if model is None else model_of(model)
     found = read_routing(files, told, ranks, tokens_per_rank, stage, strict=False)

@@ -1,4 +1,4 @@
-"""Builds a `Case` from the command line's options: reads or generates routing, packs it, and makes one problem."""
+"""Builds a `Case` from the command line's options. It reads or generates routing, packs it, and poses one problem."""
 
 import dataclasses
 import functools
@@ -32,19 +32,19 @@ from foremoe.workload.workload import Workload
 
 # Letters: L layers, E experts.
 
-# Fewer choices a token are equal by chance; so are few tokens.
+# With fewer choices per token, or in a small share of the tokens, equal choices happen by chance.
 _MANY, _FEW = 16, 0.01
 
 
 class Case(NamedTuple):
     """The case that a command works on."""
 
-    problem: Problem  # what to plan
-    workload: Workload  # the counts behind it
+    problem: Problem  # the problem to plan
+    workload: Workload  # the counts behind the problem
     history_LE: Array | None  # load of an earlier step, int64
-    record: dict[str, Any]  # the case in plain values, for JSON
-    line: str  # the same in one line
-    slots: SlotChoice | None = None  # how its slots were chosen, if they were
+    record: dict[str, Any]  # description of the case in plain values, for JSON
+    line: str  # description of the case for people
+    slots: SlotChoice | None = None  # how the number of slots was chosen, if foremoe chose it
 
     @property
     def cost_model(self) -> str:
@@ -53,24 +53,24 @@ class Case(NamedTuple):
 
     @property
     def constants(self) -> str:
-        """Like `cost_model`, with the residual of the fit, for readers of a table."""
+        """Returns `cost_model` with the residual of the fit, for readers of a table."""
         return self.problem.cluster.standing
 
 
 def build_case(
     options: CaseOptions, packer: PackSolver | None = None, num_threads: int | None = None, progress: Progress | None = None
 ) -> Case:
-    """Builds the case that `options` describe, in file order without a pack level."""
+    """Builds the case that `options` describe. Without a `packer`, the sequences stay in file order."""
     return _case(options, _dealt(options, packer, None, num_threads, progress), progress)
 
 
 def build_groups(options: CaseOptions, group_size: int | None, progress: Progress) -> tuple[Case, list[Problem]]:
-    """Builds a case per EP group of `group_size` ranks (None: one group); the returned case is that of the first group."""
+    """Builds one case per EP group of `group_size` ranks (None: one group). Returns the first case and all problems."""
     whole = _dealt(options, None, group_size, None, progress)
     cases = list[Case]()
     for i, group in enumerate(ep_groups(whole.work, group_size or whole.work.G)):
         routed = None if whole.routed is None else whole.routed.of_ranks(i * group.G, group.G)
-        # All groups have as many slots as the first.
+        # All groups get the number of slots that was chosen for the first group.
         redundant = cases[0].problem.R if cases else options.redundant
         one = dataclasses.replace(options, ranks=group.G, redundant=redundant)
         cases.append(_case(one, whole._replace(work=group, routed=routed), progress))
@@ -78,7 +78,7 @@ def build_groups(options: CaseOptions, group_size: int | None, progress: Progres
 
 
 class _Dealt(NamedTuple):
-    """The counts of all layers, their model, the names of their files, and their tokens where a trace was dealt."""
+    """The counts of all layers, their model and file names, and the routed tokens if the counts come from a trace."""
 
     work: Workload
     model: Model
@@ -90,7 +90,7 @@ def _case(options: CaseOptions, source: _Dealt, progress: Progress | None) -> Ca
     work, model, names, routed = source
     if options.layers is not None:
         work = work.layers(layer_range(options.layers, work.L))
-    # A cluster file decides on the ranks where no option does.
+    # Without --ranks, a cluster file decides on the number of ranks.
     ranks = options.ranks if options.ranks is not None or is_file(options.cluster) else work.G
     cluster = cluster_of(options.cluster, ranks, options.ranks_per_node, options.dispatch, options.host_store, options.accept_fit)
     default = "accumulate" if work.stage == "update" else "forward"
@@ -151,12 +151,12 @@ def _lines(record: dict[str, Any], model_layers: int) -> list[str]:
     lines = [f"case: {source}: {size}, {routing}, {record['stage']}, objective {record['objective']}"]
     if record["layers"] < model_layers and record["layer_range"] is None:
         held = f"the routing has {record['layers']} of the {model_layers} MoE layers of {record['model']}"
-        lines.append(f"note: {held}; if it is another model's, name that with --model")
+        lines.append(f"note: {held}; if another model was recorded, name it with --model")
     return lines
 
 
 def require_one_source(options: CaseOptions) -> None:
-    """Raises InputError unless there is either a trace or a synthetic load, not both."""
+    """Raises InputError unless exactly one of a trace and a synthetic load is given."""
     if options.traces and options.synthetic is not None:
         raise InputError("a TRACE and --synthetic exclude each other; give one of them.")
     if not options.traces and options.synthetic is None:
@@ -215,18 +215,18 @@ def _dealt(
 
 
 def _told(trace: RoutingTrace, paths: tuple[str, ...], model: Model | None) -> tuple[RoutingTrace, Model]:
-    """A trace and its model, the one that it tells of where none is named."""
+    """Returns the trace and its model. If `model` is None, the model is found from the name or the shape in the trace."""
     if model is not None:
         return trace, model
     model = model_told(trace.model, trace.L, trace.num_experts, trace.K)
     if model.num_layers == trace.L and (trace.moe_layer_L != model.moe_layer_L).any():
-        # A recording without layer numbers takes the model's, exactly as if the model had been named.
+        # A recording without layer numbers takes those of the model, exactly as if the model had been named.
         return read_trace(paths, model), model
     return trace, model
 
 
 def _counts(work: Workload, options: CaseOptions) -> Workload:
-    """Counts, with what was said about them compared to what they hold."""
+    """Returns the counts after checking that no option contradicts them."""
     dealt = work.dealt is None or not is_of_counts(work.dealt) or kind_of(options.traces[0]) == "workload"
     for name, value in (("--tokens-per-rank", options.tokens_per_rank), ("--shuffle", options.shuffle or None)):
         if value is not None and (dealt or name == "--shuffle"):
@@ -239,15 +239,15 @@ def _counts(work: Workload, options: CaseOptions) -> Workload:
 
 
 def _of_other_model(found: RoutingTrace | Workload, model: Model, options: CaseOptions) -> list[str]:
-    """Remarks on a model that was guessed, or that is not the one in the files."""
+    """Returns remarks on a model that was guessed, or that differs from the one that the files name."""
     if options.model is None:
-        guessed = f"the routing does not name its model and is taken for {model.name} by its shape: give --model if it is not."
+        guessed = f"the routing does not name its model and has the shape of {model.name}; give --model if it is another one."
         return [] if found.model == model.name else [guessed]
     presets = {Model.preset_of(str(header_of(path).get("model") or "")) for path in options.traces} - {None, model.name}
     others = [other for other in map(Model.preset, sorted(map(str, presets))) if other.expert_bytes != model.expert_bytes]
     return [
-        f"the routing is of {other.name}, whose experts have {other.expert_bytes / 1e6:.1f} MB; those of {model.name} have"
-        f" {model.expert_bytes / 1e6:.1f} MB."
+        f"the routing was recorded with {other.name}, whose experts have {other.expert_bytes / 1e6:.1f} MB each; experts of"
+        f" {model.name} have {model.expert_bytes / 1e6:.1f} MB."
         for other in others
     ]
 
@@ -257,15 +257,15 @@ def _remarks(work: Workload, options: CaseOptions, trace: RoutingTrace | None) -
     whole = "recorded steps" if work.dealt is not None and is_of_counts(work.dealt) else "sequences"
     packer = "" if work.dealt is None else work.dealt.packer
     if packer.startswith(SPREAD):
-        remarks.append(f"the counts do not tell source ranks: every rank has an equal share of every expert's, {work.G} ranks.")
+        remarks.append(f"the counts do not name source ranks; each of {work.G} ranks gets an equal share of every expert's load.")
     repeats = 0 if trace is None or trace.L * trace.K < _MANY else trace.num_repeats()
     if repeats > _FEW * (tokens := int(work.tokens_MG.sum())):
         what = f"{repeats:,} tokens ({repeats / tokens:.0%}) have exactly the experts of the token before them in all layers"
-        remarks.append(f"{what}: the recording seems to repeat rows.")
+        remarks.append(f"{what}, so the recording seems to repeat tokens.")
     if options.micro_steps is not None and options.micro_steps > work.M:
-        remarks.append(f"--micro-steps {options.micro_steps}: there are {work.M} only.")
+        remarks.append(f"--micro-steps {options.micro_steps}: there are only {work.M}.")
     if packer.endswith(SCALED):
-        remarks.append("recorded steps of far more tokens became micro-steps of --tokens-per-rank with the same shares.")
+        remarks.append("recorded steps with far more tokens were scaled down to --tokens-per-rank, with the same shares.")
     if work.dealt is not None and work.dealt.over_budget:
         over, budget = work.dealt.over_budget, work.G * work.dealt.tokens_per_rank
         what = "1 sequence is" if len(over) == 1 else f"{len(over)} sequences are"
@@ -274,18 +274,18 @@ def _remarks(work: Workload, options: CaseOptions, trace: RoutingTrace | None) -
     if work.dealt is not None and work.tokens_MG.max(initial=0) > 1.5 * work.dealt.tokens_per_rank:
         m, g = np.unravel_index(int(work.tokens_MG.argmax()), work.tokens_MG.shape)
         most, empty = int(work.tokens_MG[m, g]), int((work.tokens_MG == 0).sum())
-        here = f"; {empty} of {work.tokens_MG.size} places (a rank in a micro-step) have none" if empty else ""
+        here = f"; {empty} of {work.tokens_MG.size} combinations of micro-step and rank have none" if empty else ""
         longest = f" and the longest has {int(trace.seq_len_Q.max()):,}" if trace is not None else ""
         long = f"rank {g} has {most:,} tokens in micro-step {m}, since {whole} are not cut{longest}{here}"
-        remarks.append(f"{long}; a longer --tokens-per-rank than {work.dealt.tokens_per_rank} evens that out.")
+        remarks.append(f"{long}; a larger --tokens-per-rank than {work.dealt.tokens_per_rank} evens that out.")
     unknown = int(work.unknown_ML.max(axis=1).sum())
     if unknown:
-        remarks.append(f"{unknown} of {tokens} tokens ({unknown / tokens:.1%}) have no recorded routing and are in no load.")
+        remarks.append(f"{unknown} of {tokens} tokens ({unknown / tokens:.1%}) have no recorded routing and are not counted.")
     return remarks
 
 
 def source_ranks(options: CaseOptions) -> int:
-    """Returns --ranks, else the number in a cluster file, else the default."""
+    """Returns the value of --ranks, else the number of ranks in a cluster file, else the default."""
     if options.ranks is not None:
         return options.ranks
     if not is_file(options.cluster):
@@ -294,7 +294,7 @@ def source_ranks(options: CaseOptions) -> int:
 
 
 def require_divides(num_experts: int, ranks: int, option: str = "--ranks") -> None:
-    """Raises InputError unless the experts divide over the ranks, before any memory is spent on packing."""
+    """Raises InputError unless `ranks` divides the number of experts. Call it before packing, which takes memory."""
     if num_experts % ranks:
         numbers = ", ".join(str(d) for d in range(1, num_experts + 1) if num_experts % d == 0)
         raise InputError(f"{num_experts} experts do not divide over {ranks} ranks; give {option} one of {numbers}.")

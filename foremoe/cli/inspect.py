@@ -27,20 +27,23 @@ Examples:
 
 @click.command(cls=JsonCommand, help=_HELP)
 @click.argument("file")
-@option("--ranks", type=RANKS, help="For a trace: also show its skew on N ranks.  [default: no skew]")
+@option("--ranks", type=RANKS, help="For a trace: number of ranks for which to show the skew.  [default: skew is not shown]")
 @option(
     "--tokens-per-rank", type=COUNT,
     help=f"For a trace with --ranks: token budget of one rank in a micro-step.  [default: {DEFAULT_TOKENS_PER_RANK}]",
 )  # fmt: skip
 @option(
     "--model", metavar="NAME|config.json|FILE.toml",
-    help="For a trace: the recorded model, if the file lacks the number of experts.  [default: none]",
+    help="For a trace: the recorded model. Required if the file lacks the number of experts.  [default: as the file says]",
 )  # fmt: skip
-@option("--explain", metavar="M,L", help="For a plan: also explain micro-step M, layer L (both from 0).  [default: none]")
+@option(
+    "--explain", metavar="M,L",
+    help="For a plan: also explain the plan of micro-step M in layer L, both counted from 0.  [default: not explained]",
+)  # fmt: skip
 def inspect(
     file: str, ranks: int | None, tokens_per_rank: int | None, model: str | None, explain: str | None, json_file: str | None
 ) -> None:
-    """The command ``foremoe inspect``."""
+    """Runs ``foremoe inspect``."""
     require_writable({"the JSON file": json_file}, [file])
     kind = kind_of(file)
     wrong: dict[str, object] = {} if kind == "plan" else {"--explain": explain}

@@ -1,4 +1,4 @@
-"""Output of a command: text, tables, CSV or JSON; the value of ``--json`` never swallows the name of a trace."""
+"""Writes the output of a command as text, tables, CSV or JSON. ``--json`` never takes the name of a trace for its value."""
 
 import dataclasses
 import json
@@ -19,20 +19,20 @@ from foremoe.cli.terminal import has_colour, width, wrapped
 
 STDOUT = "-"
 _HELP = (
-    "Print figures as JSON instead of text. With a file (--json=FILE, or a next word that ends in .json), JSON goes there, "
-    "and the text still goes to stdout.  [default: text only]"
+    "Print the figures as JSON instead of text. If a file is given, as --json=FILE or as a next word that ends in .json, the "
+    "JSON is written there, and the text is still printed.  [default: text only]"
 )
 
 
 class JsonCommand(HelpedCommand):
-    """A command with the option ``--json [FILE.json]``, parameter ``json_file``: None, "-" for stdout, or a path; see `_HELP`."""
+    """A command with the option ``--json [FILE.json]``. Its parameter ``json_file`` is None, "-" for stdout, or a path."""
 
     def __init__(self, *, params: list[click.Parameter], **settings: Any) -> None:
         option = click.Option(["--json", "json_file"], metavar="[FILE.json]", help=_HELP)
         super().__init__(params=[*params, option], **settings)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Gives a bare ``--json`` its value before click sees it."""
+        """Gives ``--json`` without a file its value before click parses the arguments."""
         return super().parse_args(ctx, _with_value(args))
 
 
@@ -43,7 +43,7 @@ def _with_value(args: list[str]) -> list[str]:
 
 
 def require_writable(outputs: Mapping[str, str | None], inputs: Iterable[str | None] = ()) -> None:
-    """Refuses unwritable output files before any work is done (None and "-" are not files); none may replace an input."""
+    """Raises InputError for an output file that cannot be written or would replace an input. None and "-" are not files."""
     taken = {_place(path) for path in inputs if path}
     for what, path in outputs.items():
         if path is None or path == STDOUT:
@@ -56,7 +56,7 @@ def require_writable(outputs: Mapping[str, str | None], inputs: Iterable[str | N
             raise InputError(f"{what} {name!r} cannot be written: there is no directory {place!r}; create it first.")
         if Path(path).is_dir():
             raise InputError(f"{what} {name!r} is a directory; give the name of a file in it.")
-        # The old file is replaced by one that is written beside it.
+        # The old file is replaced by a new one that is written next to it.
         if not os.access(folder, os.W_OK) or (Path(path).exists() and not os.access(path, os.W_OK)):
             raise InputError(f"{what} {name!r} cannot be written: permission denied; choose another place.")
         if _place(path) in taken:
@@ -70,7 +70,7 @@ def _place(path: str) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Converts `value` to plain JSON types, numpy numbers and arrays included; NaN and infinity become null."""
+    """Converts `value` to plain JSON types, including numpy numbers and arrays. NaN and infinity become null."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -90,9 +90,9 @@ def emit(
     lines: Iterable[str | Table],
     look: Look = Look(),  # noqa: B008
 ) -> None:
-    """Prints lines and tables, or JSON or CSV instead; writes the JSON file if there is one.
+    """Prints lines and tables, or instead JSON or CSV, and writes the JSON file if `json_file` is a path.
 
-    On a terminal, lines wrap at words, and the best and the failing lines of tables are coloured.
+    On a terminal, lines wrap at words, and the best and the failing rows of tables are coloured.
     """
     if json_file is not None:
         body = json.dumps(plain({**payload, "foremoe_version": __version__}), indent=2, allow_nan=False) + "\n"
@@ -109,7 +109,7 @@ def emit(
         if isinstance(part, Table):
             out += [_toned(printable(line), tone) for line, tone in render(part, look, columns)]
         else:
-            # What a file says of itself is in these lines.
+            # These lines contain text from files, which may hold control characters.
             out += [short for line in part.split("\n") for short in wrapped(printable(line), columns)]
     click.echo("\n".join(out))
 

@@ -1,4 +1,4 @@
-"""Types of option values: dispatch, and numbers of slots."""
+"""Option types for the kind of dispatch and for numbers of redundant slots."""
 
 import re
 from typing import Any, ClassVar
@@ -12,7 +12,7 @@ AUTO = "auto"
 
 
 class Dispatch(click.Choice):  # type: ignore[type-arg]
-    """The kind of dispatch; a library's name gives an error that names the kind which it uses."""
+    """A kind of dispatch. The name of a library is an error that tells the kind of dispatch to give for it."""
 
     LIBRARIES: ClassVar = {"deepep": "node", "hybridep": "node", "alltoall": "pairs", "nccl": "pairs"}
 
@@ -20,7 +20,7 @@ class Dispatch(click.Choice):  # type: ignore[type-arg]
         super().__init__(DISPATCHES)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Returns the choice, or fails with one sentence."""
+        """Returns the kind of dispatch, or fails with one sentence."""
         way = self.LIBRARIES.get(re.sub(r"[^a-z]", "", str(value).lower()))
         if way is not None:
             self.fail(f"{value!r} is a library; did you mean {way!r}, which is how it sends tokens?", param, ctx)
@@ -36,5 +36,5 @@ class SlotCount(click.IntRange):
         super().__init__(0, MAX_EXPERTS)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Returns the number, or None; fails with one sentence."""
+        """Returns the number, or None for ``auto``. Fails with one sentence if `value` is neither."""
         return None if value == AUTO else super().convert(value, param, ctx)

@@ -1,4 +1,4 @@
-"""The table of ``foremoe simulate --foresight``: which knowledge of the load pays off, after its overhead."""
+"""The table of ``foremoe simulate --foresight``. It shows the net gain of each kind of foresight after planning overhead."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,18 +22,18 @@ UNAWARE = "none"
 
 
 def views_of(texts: tuple[str, ...]) -> dict[str, Foresight | None]:
-    """Returns the kinds of foresight in ``--foresight`` by their texts; ``none`` is static placement."""
+    """Returns the kinds of foresight in ``--foresight``, keyed by their texts. ``none`` stands for static placement."""
     names = split_list(texts, "--foresight") if texts else []
     return {name: None if name == UNAWARE else foresight_of(name) for name in names}
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """Returns the table, one line per kind of foresight."""
+    """Returns the table with one line per kind of foresight."""
     return Table(COLUMNS, [flat(row) for row in rows], rows, tones(rows, "net_speedup_vs_static"))
 
 
 def footers(rows: Sequence[Mapping[str, Any]], planner: str, constants: str, has_history: bool) -> list[str]:
-    """Returns the lines that explain the table, and its conclusion."""
+    """Returns the lines below the table, which explain it and name the best kind of foresight."""
     best = max(rows, key=lambda row: row["net_speedup_vs_static"])
     lines = [
         f"planner: {planner}; simulated; constants: {constants}; stage: slowest group",

@@ -1,7 +1,7 @@
-"""``foremoe``: the group of commands; turns bad input into one sentence and an exit code.
+"""The command ``foremoe``, a group of subcommands. It reports bad input as one sentence with an exit code.
 
-Exit codes: 0 done, 1 a checked plan is broken or of another trace, 2 bad input, 130 interrupted. The module of a command is
-imported when the command runs, so that ``foremoe --help`` is fast.
+Exit codes: 0 done, 1 a checked plan is broken or belongs to another trace, 2 bad input, 130 interrupted. The module of a
+command is imported when the command runs, so that ``foremoe --help`` is fast.
 """
 
 import importlib
@@ -21,18 +21,18 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 COMMANDS = {
     "plan": "Plan every layer of every micro-step, and write the plan.",
-    "compare": "Strategies side by side: skew, copies, bytes, simulated stage.",
-    "simulate": "Strategies side by side as simulated timelines.",
-    "advise": "What to change next: slots, homes, dispatch, micro-step, recomputation, EP.",
-    "import": "Read what engines and recorders wrote, and write a trace or counts.",
-    "inspect": "What a trace, workload or plan file holds.",
-    "check": "Does a plan keep its laws, and belong to this routing?",
-    "ablate": "What each level, redundant slot and kind of foresight is worth.",
+    "compare": "Compare strategies by skew, copies, bytes and simulated stage time.",
+    "simulate": "Simulate the timelines of strategies and compare them.",
+    "advise": "Suggest what to change next: slots, homes, dispatch, micro-step, recomputation or EP size.",
+    "import": "Convert files of engines and recorders to a trace or to counts.",
+    "inspect": "Show what a trace, workload or plan file contains.",
+    "check": "Validate a plan and check that it was made for this routing.",
+    "ablate": "Measure what each level, redundant slot and kind of foresight gains.",
     "solvers": "List strategies and installed solvers.",
-    "doctor": "What this machine has of what foremoe uses, for a bug report.",
+    "doctor": "List the software and hardware that foremoe finds here, for a bug report.",
     "calibrate": "Measure this machine's constants for the cost model.",
-    "report": "Write one HTML page of a plan: skew, copies, timeline, links, memory.",
-    "warm-up": "Compile once what a first plan runs.",
+    "report": "Write an HTML page about a plan: skew, copies, timeline, links and memory.",
+    "warm-up": "Compile all kernels once, ahead of the first plan.",
 }
 
 
@@ -40,7 +40,7 @@ class OneSentence(click.Command):
     """A command that reports bad input as ``error: <one sentence>`` on stderr, without a traceback."""
 
     def main(self, args: Sequence[str] | None = None, *_: Any, standalone_mode: bool = True, **extra: Any) -> Any:
-        """Runs the command line and exits; with ``standalone_mode=False`` raises errors instead."""
+        """Runs the command line and exits. With ``standalone_mode=False``, raises errors instead of exiting."""
         if not standalone_mode:
             return super().main(args, standalone_mode=False, **extra)
         try:
@@ -60,7 +60,7 @@ class OneSentence(click.Command):
         sys.exit(code if isinstance(code, int) else 0)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Runs the chosen command; an interrupt prints one line."""
+        """Runs the chosen command. An interrupt ends it with one line on stderr."""
         try:
             return super().invoke(ctx)
         except (KeyboardInterrupt, EOFError):
@@ -68,10 +68,10 @@ class OneSentence(click.Command):
 
 
 class CommandLine(OneSentence, click.Group):
-    """The group of commands."""
+    """The group of foremoe's commands."""
 
     def main(self, args: Sequence[str] | None = None, *_: Any, **extra: Any) -> Any:
-        """Runs the command line under the package's name, however it was started; shows the help if there are no arguments."""
+        """Runs the command line under the name ``foremoe``, however it was started. Without arguments, shows the help."""
         return super().main((sys.argv[1:] if args is None else list(args)) or ["--help"], **(extra | {"prog_name": "foremoe"}))
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -79,12 +79,12 @@ class CommandLine(OneSentence, click.Group):
         return sorted(COMMANDS)
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        """Imports and returns the command of that name."""
+        """Imports and returns the command called `name`, or returns None if there is none."""
         if name not in COMMANDS:
             return None
-        name = {"import": "import_"}.get(name, name.replace("-", "_"))  # a keyword is no name
+        name = {"import": "import_"}.get(name, name.replace("-", "_"))  # `import` is a Python keyword
         watched = sys.stderr.isatty()
-        if watched:  # numpy and numba take a second or two
+        if watched:  # importing numpy and numba takes a second or two
             click.echo("loading", err=True, nl=False)
         try:
             return getattr(importlib.import_module(f"foremoe.cli.{name}"), name)
@@ -93,7 +93,7 @@ class CommandLine(OneSentence, click.Group):
                 click.echo("\r       \r", err=True, nl=False)
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does, but suggests the closest name."""
+        """Resolves a command as click does, but suggests the closest name for an unknown one."""
         if args[0] not in COMMANDS and not args[0].startswith("-"):
             meant = did_you_mean(args[0], COMMANDS)
             raise click.UsageError(f"there is no command {args[0]!r}; {meant}the commands are {', '.join(sorted(COMMANDS))}.")
@@ -106,7 +106,7 @@ class CommandLine(OneSentence, click.Group):
 
 
 def fail(sentence: str) -> NoReturn:
-    """Exits with one message on stderr, wrapped at words on a terminal."""
+    """Prints one message on stderr, wrapped at words on a terminal, and exits."""
     line = f"error: {printable(' '.join(sentence.split()))}"
     click.echo("\n".join(wrapped(line, width(sys.stderr))), err=True)
     sys.exit(BAD_INPUT)
@@ -114,8 +114,8 @@ def fail(sentence: str) -> NoReturn:
 
 _HELP = """Balances Mixture-of-Experts training with routing that rollout has already recorded.
 
-A TRACE holds the experts chosen for every token: .npz or .safetensors, or a file of a rollout engine or recorder that
-`foremoe import` reads. Without one, plan, compare and ablate take --synthetic MODEL.
+A TRACE is a file with the experts chosen for every token. It is .npz, .safetensors, or a file of a rollout engine or recorder
+that `foremoe import` reads. Without a TRACE, plan, compare and ablate take --synthetic MODEL.
 
 \b
 Start here:
@@ -123,11 +123,11 @@ Start here:
   foremoe plan rollout.npz --ranks 16 -o plan.safetensors
   foremoe check plan.safetensors --trace rollout.npz
 
-Exit codes: 0 done, 1 a checked plan is broken or of another trace, 2 bad input, 130 interrupted.
+Exit codes: 0 done, 1 a checked plan is broken or belongs to another trace, 2 bad input, 130 interrupted.
 """
 
 
 @click.group(cls=CommandLine, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}, help=_HELP)
 @click.version_option(__version__, prog_name="foremoe", message="%(prog)s %(version)s")
 def main() -> None:
-    """The command line."""
+    """Runs the command line."""

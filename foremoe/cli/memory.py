@@ -1,4 +1,4 @@
-"""Lines on memory below a table, and for a single plan."""
+"""Lines about memory, printed below a table of strategies or for a single plan."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from foremoe.problem.problem import Problem
 
 
 def table_lines(rows: Sequence[Mapping[str, Any]], memory_bytes: int) -> list[str]:
-    """Returns the verdict on all lines of a table, with the names of those that do not fit."""
+    """Returns a line that says whether all rows of a table fit into memory, with the names of those that do not."""
     counted = [row for row in rows if row["peak_bytes"] is not None]
     if not counted:
         return []
@@ -30,7 +30,7 @@ def table_lines(rows: Sequence[Mapping[str, Any]], memory_bytes: int) -> list[st
 
 
 def cure(found: Fit) -> str:
-    """Names the options that make a stage fit into memory."""
+    """Returns the options that make a stage fit into memory, or an empty string if it fits."""
     if found.fits:
         return ""
     if found.reforward_bytes is not None and found.reforward_bytes <= found.memory_bytes:
@@ -39,7 +39,7 @@ def cure(found: Fit) -> str:
 
 
 def plan_line(problem: Problem, plan: Plan, trainer: Trainer) -> str:
-    """Returns the verdict on one plan, and the parts of the fullest rank's memory."""
+    """Returns a line that says whether one plan fits into memory, with what fills the memory of the fullest rank."""
     parts = plan_memory(problem, plan, trainer).parts()
     held = ", ".join(f"{name} {gigabytes(size)}" for name, size in parts.items() if size)
     stored = host_bytes(problem, plan)

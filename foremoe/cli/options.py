@@ -23,7 +23,7 @@ MODELS = (
 )
 CLUSTERS = "8xh100, 8xh800, 8xh200, 8xh20, 8xa100, 8xpcie, 8xb200, gb200-nvl72, 8xb300, gb300-nvl72"
 REGIMES = ("mild", "mid", "skew", "gpt-oss-like", "esft-like", "r1-like", "gpt-oss-math-like", "qwen3-like")
-# Literal, as REGIMES: options must not wait for numpy.
+# Written out, like REGIMES, so that building the options does not import numpy.
 IMBALANCES = (
     "balanced", "hot-expert-set", "hot-rank", "spread-hot-experts", "ragged-sources", "idle-rank", "rotating-hot-spot", "burst",
 )  # fmt: skip
@@ -35,21 +35,21 @@ COUNT, RANKS = click.IntRange(1, 2**31 - 1), click.IntRange(1, MAX_EXPERTS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerOptions:
-    """Options about the trainer around the stage; None if not given."""
+    """Options about the training around the stage. An option that is not given is None."""
 
     optimizer_bytes: float = 12.0
     data_parallel: int | None = None
     rollout_share: Mapping[str, Any] | None = None  # as `Rollout` reads it
 
     def of(self, num_groups: int = 1) -> Trainer:
-        """Returns the trainer; `num_groups` is used if no option gives the number of EP groups."""
+        """Returns the trainer. `num_groups` is the number of EP groups if no option gives it."""
         data_parallel = self.data_parallel or num_groups
         return Trainer(optimizer_bytes=self.optimizer_bytes, data_parallel=data_parallel, **(self.rollout_share or {}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaseOptions:
-    """Options about the case; None if not given."""
+    """Options that describe the case to plan. An option that is not given is None."""
 
     traces: tuple[str, ...]
     synthetic: str | None
@@ -68,7 +68,7 @@ class CaseOptions:
     dispatch: str | None
     host_store: bool
     stage: str | None
-    redundant: int | None = None  # None: as many as pay
+    redundant: int | None = None  # None: foremoe chooses the number
     objective: str
     schedule: str | None
     slot_depth: int
@@ -77,12 +77,12 @@ class CaseOptions:
 
     @property
     def files(self) -> list[str | None]:
-        """Returns the files that the case reads."""
+        """Returns the paths and preset names from which the case is read."""
         return [*self.traces, self.history, self.synthetic, self.model, self.cluster]
 
 
 def option(*names: str, **settings: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Like `click.option`, but shows the default and names numbers N."""
+    """Like `click.option`, but shows the default and uses N as the placeholder of integers."""
     if isinstance(settings.get("type"), click.IntRange):
         settings.setdefault("metavar", "N")
     return click.option(*names, **({"show_default": True} | settings))
@@ -97,83 +97,87 @@ _CASE = {
     "traces": click.argument("traces", metavar="[TRACE]...", nargs=-1),
     "synthetic": option(
         "--synthetic", metavar=_MODEL,
-        help=f"Generate synthetic routing of a model instead of reading a TRACE: {MODELS}.  [default: none]",
+        help=f"Generate synthetic routing of a model instead of reading a TRACE. Models: {MODELS}.  [default: read a TRACE]",
     ),
     "regime": option(
         "--regime", type=click.Choice([*REGIMES, *IMBALANCES]), metavar="NAME",
-        help=f"How uneven --synthetic routing is, and how fast it changes: {', '.join(REGIMES)}; or W0 to W7 of Megatron-LM's"
-        f" imbalance benchmark: {', '.join(IMBALANCES)}.  [default: {DEFAULT_REGIME}]",
+        help=f"How uneven --synthetic routing is and how fast it changes. Regimes: {', '.join(REGIMES)}. W0 to W7 of"
+        f" Megatron-LM's imbalance benchmark: {', '.join(IMBALANCES)}.  [default: {DEFAULT_REGIME}]",
     ),
     "ranks": option(
-        "--ranks", type=RANKS, help=f"Size of the expert-parallel group.  [default: {DEFAULT_RANKS}, or what a file says]"
+        "--ranks", type=RANKS,
+        help=f"Number of ranks in the expert-parallel group.  [default: {DEFAULT_RANKS}, or the number in a file]",
     ),
     "ranks_per_node": option(
-        "--ranks-per-node", type=RANKS, help="Ranks per node.  [default: the cluster's own]"
+        "--ranks-per-node", type=RANKS, help="Number of ranks per node.  [default: as in the cluster]"
     ),
     "tokens_per_rank": option(
         "--tokens-per-rank", type=COUNT,
-        help="Token budget of one source rank in a micro-step; sequences stay whole, and the number of micro-steps follows."
+        help="Token budget of one source rank in a micro-step. Sequences are not cut; the budget sets the number of micro-steps."
         f"  [default: {DEFAULT_TOKENS_PER_RANK}]",
     ),
     "micro_steps": option(
         "--micro-steps", metavar="N", type=COUNT,
-        help="With a TRACE: use only the first N micro-steps.  [default: all]  With --synthetic: generate N."
+        help="With a TRACE, use only the first N micro-steps.  [default: all]  With --synthetic, generate N micro-steps."
         f"  [default: {DEFAULT_MICRO_STEPS}]",
     ),
     "layers": option(
-        "--layers", metavar="A:B", help="Only MoE layers A to B-1 (from 0), such as those of one pipeline rank.  [default: all]"
+        "--layers", metavar="A:B",
+        help="Use only MoE layers A to B-1, counted from 0, such as those of one pipeline rank.  [default: all]",
     ),
     "shuffle": option("--shuffle", is_flag=True, help="Shuffle the sequences with --seed before packing them."),
-    "seed": option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, help="Random seed."),
+    "seed": option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, help="Seed of the random numbers."),
     "history": option(
         "--history", metavar="TRACE",
-        help="Trace of an earlier step, which gives foresight 'previous' its first load.  [default: none]",
+        help="Trace of an earlier step. Its load is the one that foresight 'previous' sees in the first micro-step."
+        "  [default: no earlier load]",
     ),
     "model": option(
         "--model", metavar=_MODEL,
-        help=f"The model that was recorded: {MODELS}.  [default: as named in the TRACE, or the only preset of its shape]",
+        help=f"Model that was recorded: {MODELS}.  [default: the one named in the TRACE, or the only preset of its shape]",
     ),
-    "cluster": option("--cluster", metavar=_TOML, default="8xh100", help=f"Kind of node: {CLUSTERS}."),
+    "cluster": option("--cluster", metavar=_TOML, default="8xh100", help=f"Cluster file, or type of node: {CLUSTERS}."),
     "accept_fit": accept_fit_option,
     "dispatch": option(
         "--dispatch", type=Dispatch(),
-        help="How tokens are sent: every (token, expert) pair by itself, as in a plain all-to-all, or a token once to every node"
-        " that serves it, as in DeepEP and HybridEP.  [default: pairs, or what a file says]",
+        help="How tokens are sent. With pairs, every (token, expert) pair is sent, as in a plain all-to-all. With node, a token"
+        " is sent once to every node that serves it, as in DeepEP and HybridEP.  [default: pairs, or the kind in a file]",
     ),
     "host_store": option(
         "--host-store", is_flag=True,
-        help="Allow copies from a host store of all experts in every node's host memory; a cluster file sets this itself.",
+        help="Allow copies from a host store of all experts in every node's host memory. A cluster file sets this itself.",
     ),
     "stage": option(
         "--stage", type=click.Choice(["update", "recompute"]),
-        help="update runs forward and backward, recompute forward only.  [default: update, or what a file says]",
+        help="Stage to plan. update runs forward and backward; recompute runs forward only."
+        "  [default: update, or the stage in a file]",
     ),
     "redundant": option(
         "--redundant", metavar="R", type=SlotCount(), default=AUTO,
-        help="Redundant slots per rank: experts that a rank can hold besides its own; auto takes as many as pay off.",
+        help="Number of redundant slots per rank, for copies of other ranks' experts. With auto, as many as pay off.",
     ),
     "objective": option(
         "--objective", type=click.Choice(["time", "balance"]), default="time",
-        help="Minimise predicted seconds, or the largest rank load only.",
+        help="Minimise the predicted time, or only the load of the busiest rank.",
     ),
     "schedule": option(
         "--schedule", metavar="TEXT",
-        help="Order of passes on a rank: forward, accumulate, 1f1b:PP,RANK or interleaved:PP,VPP,RANK; append +reforward if "
-        "backward runs the forward again.  [default: accumulate; forward for recompute]",
+        help="Order of passes on a rank: forward, accumulate, 1f1b:PP,RANK or interleaved:PP,VPP,RANK. Append +reforward if "
+        "the backward pass runs the forward pass again.  [default: accumulate; forward for recompute]",
     ),
     "slot_depth": option(
         "--slot-depth", metavar="N", type=click.IntRange(1, 1024), default=3,
-        help="Buffers per redundant slot, one ring for all layers.",
+        help="Number of buffers per redundant slot. All layers share one ring of buffers.",
     ),
     "replicas": option(
         "--replicas", type=click.Choice(["any", "node"]), default="any",
-        help="Where replicas may be placed: on any rank, or only in their home's node.",
+        help="Where replicas may be placed: on any rank, or only in the node of the expert's home.",
     ),
 }  # fmt: skip
 
 
 def case_options(*, without: Sequence[str] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Adds all options of a case but those named, as one `CaseOptions` in ``case_options``."""
+    """Adds all options of a case except those in `without`, as one `CaseOptions` in ``case_options``."""
     names = [name for name in _CASE if name not in without]
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
@@ -190,12 +194,12 @@ def case_options(*, without: Sequence[str] = ()) -> Callable[[Callable[..., None
 
 
 class Rollout(click.ParamType):  # type: ignore[type-arg]
-    """A share of a step such as ``0.4``, or seconds such as ``30s``, as options of `Trainer`."""
+    """A share of a step such as ``0.4``, or a time in seconds such as ``30s``, converted to arguments of `Trainer`."""
 
     name = "rollout"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, float]:
-        """Returns the share or the seconds, or fails with one sentence."""
+        """Returns the share or the time as an argument of `Trainer`, or fails with one sentence."""
         text = str(value).strip()
         try:
             number = float(text.removesuffix("s"))
@@ -211,22 +215,23 @@ class Rollout(click.ParamType):  # type: ignore[type-arg]
 _TRAINER = {
     "optimizer_bytes": option(
         "--optimizer-bytes", metavar="BYTES", type=click.FloatRange(0, 1024), default=12.0,
-        help="Bytes of optimizer state per parameter: 12 for Adam (fp32 weight and two moments), 0 if it is offloaded.",
+        help="Bytes of optimizer state per parameter: 12 for Adam (fp32 weight and two moments), or 0 if it is offloaded.",
     ),
     "data_parallel": option(
         "--data-parallel", metavar="N", type=click.IntRange(1, 2**20),
-        help="EP groups that train together; they share optimizer state and reduce gradients.  [default: the planned ones]",
+        help="Number of EP groups that train together. They share the optimizer state and reduce gradients."
+        "  [default: the number of planned groups]",
     ),
     "rollout_share": option(
         "--rollout-share", metavar="SHARE|SECONDSs", type=Rollout(),
-        help="Part of a training step with static placement that lies outside the stages: a share (0.4) or seconds (30s)."
-        "  [default: unknown; the gain of a step is shown for 50, 85 and 95 %]",
+        help="Part of a training step outside the stages, measured with static placement, as a share (0.4) or in seconds (30s)."
+        "  [default: unknown; the gain per step is shown for 50, 85 and 95 %]",
     ),
 }  # fmt: skip
 
 
 def trainer_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Adds the options of the trainer around the stage, as ``case_options.trainer``; use it below `case_options`."""
+    """Adds the options about the training around the stage, as ``case_options.trainer``. Use it below `case_options`."""
 
     @functools.wraps(function)
     def wrapped(case_options: CaseOptions, **given: Any) -> None:
@@ -240,13 +245,14 @@ def trainer_options(function: Callable[..., None]) -> Callable[..., None]:
 
 
 _LOOK = {
-    "wide": option("--wide", is_flag=True, help="Show all columns; those that do not fit are printed below."),
+    "wide": option("--wide", is_flag=True, help="Show all columns. Columns that do not fit are printed below the table."),
     "columns": option(
         "--columns", metavar="NAME,...", multiple=True,
-        help="Columns to show, by their names in JSON, such as skew_mean,peak_bytes.  [default: the most important that fit]",
+        help="Columns to show, by their names in JSON, for example skew_mean,peak_bytes."
+        "  [default: the most important ones that fit]",
     ),
     "csv": option(
-        "--csv", is_flag=True, help="Print only the rows as CSV, in seconds and bytes, with the names of JSON."
+        "--csv", is_flag=True, help="Print only the rows, as CSV, in seconds and bytes and with the column names of JSON."
     ),
 }  # fmt: skip
 
@@ -257,8 +263,8 @@ def table_options(function: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(function)
     def wrapped(wide: bool, columns: tuple[str, ...], csv: bool, **given: Any) -> None:
         if csv and given.get("json_file") == STDOUT:
-            raise InputError("--csv and --json both want stdout; give --json a file, as in --json=rows.json.")
-        # Every name of a column is one word.
+            raise InputError("--csv and --json would both write to stdout; give --json a file, as in --json=rows.json.")
+        # No column name contains a comma.
         names = tuple(dict.fromkeys(name.strip() for text in columns for name in text.split(",") if name.strip()))
         function(look=Look(wide, names, csv), **given)
 
@@ -271,12 +277,13 @@ def table_options(function: Callable[..., None]) -> Callable[..., None]:
 gpus_option = option(
     "--gpus",
     type=RANKS,
-    help="GPUs of the whole job, EP x DP x PP; replaces --ranks, the GPUs of one pipeline rank.  [default: --ranks x --pp]",
+    help="Number of GPUs of the whole job, EP x DP x PP. Replaces --ranks, which counts the GPUs of one pipeline rank."
+    "  [default: --ranks x --pp]",
 )
 
 
 def on_gpus(options: CaseOptions, gpus: int | None, pp: int) -> CaseOptions:
-    """Returns the case on `gpus` GPUs; raises InputError if `pp` does not divide them."""
+    """Returns the options for a job on `gpus` GPUs. Raises InputError if `pp` does not divide `gpus`."""
     if gpus is None:
         return options
     if options.ranks is not None:

@@ -1,4 +1,4 @@
-"""``foremoe plan``: plans routing and writes a plan file."""
+"""``foremoe plan``: plans the routing of a case and writes a plan file."""
 
 from dataclasses import asdict
 
@@ -16,8 +16,8 @@ from foremoe.simulate import gain
 
 _HELP = """Plans replicas and token quotas for every layer of every micro-step.
 
-Several TRACEs form one workload. A TRACE may also be a workload file of counts. Prints a summary of the plan. The same input
-gives the same file, byte for byte.
+Several TRACEs form one workload. A TRACE may also be a workload file of counts. The command prints a summary of the plan. The
+same input gives the same file, byte for byte.
 
 \b
 Example:
@@ -29,9 +29,9 @@ Example:
 @case_options()
 @option(
     "--planner", "planner_name", metavar="NAME", default="foremoe",
-    help="A strategy, an installed solver, or a text such as 'Quota(min_pairs=64)'; `foremoe solvers` lists them.",
+    help="Strategy, installed solver, or expression such as 'Quota(min_pairs=64)'. `foremoe solvers` lists the names.",
 )  # fmt: skip
-@option("-o", "--output", metavar="FILE", help="Where to write the plan (.safetensors).  [default: print only]")
+@option("-o", "--output", metavar="FILE", help="Path of the plan file to write (.safetensors).  [default: print only]")
 @option(
     "--save-workload", metavar="FILE",
     help="Also write the counts that were planned (.safetensors), for `foremoe check --workload`.  [default: not written]",
@@ -42,7 +42,7 @@ def plan(
     case_options: CaseOptions, planner_name: str, output: str | None,
     save_workload: str | None, threads: int | None, json_file: str | None,
 ) -> None:  # fmt: skip
-    """The command ``foremoe plan``."""
+    """Runs ``foremoe plan``."""
     outputs = {"the plan file": output, "the workload file": save_workload, "the JSON file": json_file}
     require_writable(outputs, case_options.files)
     with Progress() as progress:
@@ -51,7 +51,7 @@ def plan(
             progress.note(f"warning: {warning}")
         made, trainer = planned.plan, case_options.trainer.of()
         found = gain(planned.problem, made, posed=planned.posed, trainer=trainer)
-        known = found.speedup if planner_name == "foremoe" else None  # advice is on the default planner
+        known = found.speedup if planner_name == "foremoe" else None  # the advice is about the default planner
         told = advise(
             planned.posed, trainer=trainer, slots=case.slots, speedup=known, num_threads=threads,
             progress=progress.within("advice"),

@@ -1,4 +1,4 @@
-"""``--plot`` of ``foremoe ablate``: bars of speed-ups, drawn by matplotlib."""
+"""``--plot`` of ``foremoe ablate``: draws speed-ups as bars with matplotlib."""
 
 import importlib.util
 import textwrap
@@ -21,7 +21,7 @@ def require_matplotlib() -> None:
 
 
 def plot(path: str, bars: "Sequence[Bar]", title: str) -> str:
-    """Draws the bars with their spreads over seeds; returns a line that names the file.
+    """Draws the bars with their spreads over seeds, and returns a line that names the file.
 
     Raises:
         InputError: The file cannot be written, or matplotlib does not know its suffix.

@@ -1,4 +1,4 @@
-"""Progress on stderr: an updated line on a terminal, one plain line per task elsewhere."""
+"""Progress on stderr. On a terminal, one line is updated. Otherwise, every task prints one plain line."""
 
 import contextlib
 import sys
@@ -18,15 +18,15 @@ COMPILING = "compiling kernels (first run; `foremoe warm-up` does it ahead)"
 
 
 class Progress:
-    """Call it with (task, done, total). It never writes to stdout and shows no results.
+    """Progress of a command on stderr. Call it with (task, done, total). It never writes to stdout.
 
-    Use it as a context manager: inside, the line also shows the elapsed time and, once, that kernels compile. Leaving clears the
-    line, even after an error.
+    Use it as a context manager to also show the elapsed time and, once, that kernels are being compiled. Leaving the context
+    clears the line, even after an error.
 
     Args:
-        verb: What is done in a task, such as "planning".
-        tasks: Expected number of tasks, if known; may be set later.
-        tells: Whether to say that kernels compile.
+        verb: Verb for what a task does, such as "planning".
+        tasks: Expected number of tasks, or None if it is unknown. May be set later.
+        tells: Whether to print a note when kernels are compiled.
     """
 
     def __init__(self, verb: str = "planning", tasks: int | None = None, *, tells: bool = True) -> None:
@@ -54,7 +54,7 @@ class Progress:
         self._clear()
 
     def __call__(self, task: str, done: int, total: int) -> None:
-        """Shows that `done` of `total` are finished."""
+        """Shows that `done` of `total` parts of `task` are finished."""
         with self._lock:
             if task != self.task:
                 self.num_done += int(bool(self.task) and self.share < 1.0)
@@ -66,27 +66,27 @@ class Progress:
             self.share = share
             if self._live:
                 self._draw()
-                if share == 1.0 and not self.tasks:  # nothing may come that would clear it
+                if share == 1.0 and not self.tasks:  # no later call may come that would clear it
                     self._clear()
 
     def within(self, task: str) -> Callable[[str, int, int], None]:
-        """Returns a callback whose tasks count as parts of one task."""
+        """Returns a progress callback that reports all its tasks as parts of `task`."""
         return lambda _, done, total: self(task, done, total)
 
     def note(self, text: str) -> None:
-        """Prints one line that stays."""
+        """Prints one line that is not cleared."""
         with self._lock:
             self._clear()
             click.echo("\n".join(wrapped(printable(text), width(sys.stderr))), err=True)
 
     def status(self, now_s: float) -> str:
-        """Returns the line: task, its number, bar, elapsed time, and remaining time once it can be estimated."""
+        """Returns the text of the line: task and its number, bar, elapsed time, and remaining time once it can be estimated."""
         gone_s = now_s - self._begin_s
         words = [self.verb if self.task else "preparing"]
         if self.task:
             words = [f"{self.verb} {self.task}{self._count()}"]
         if self.share == 1.0:
-            # What follows a task (checks, a simulation, the next one's preparation) tells no share of its own.
+            # The work after a task (checks, a simulation, preparing the next task) does not report its own share.
             words = [f"finishing {self.task}{self._count()}"]
         elif self.share:
             words.append(f"[{'#' * int(_BAR * self.share):-<{_BAR}}] {self.share:.0%}")

@@ -36,10 +36,10 @@ class RecordedCommand(HelpedCommand):
 
 _HELP = """Writes one self-contained HTML page about a plan. It opens from disk in any browser and needs no network.
 
-It shows skew before and after, the chosen layer's loads and copies, a simulated timeline, links, memory, strategies, and the
-gain of each possible change of the case. Times are simulated.
+The page shows the skew before and after planning, the loads and copies of a chosen layer, and a simulated timeline. It also
+shows links, memory, strategies, and the gain of each possible change of the case. Times are simulated.
 
-All ranks (--ranks) share the tokens. With --ep or --pp the page has a plan for every EP group and pipeline rank, and shows the
+All ranks (--ranks) share the tokens. With --ep or --pp, the page has a plan for every EP group and pipeline rank, and shows the
 slowest first.
 
 \b
@@ -53,27 +53,29 @@ Example:
 @case_options()
 @option(
     "--planner", "planner_name", metavar="NAME",
-    help="A strategy, an installed solver, or a text such as 'Quota(min_pairs=64)'.  [default: foremoe]",
+    help="Strategy, installed solver, or expression such as 'Quota(min_pairs=64)'.  [default: foremoe]",
 )  # fmt: skip
 @option(
     "--plan", "plan_file", metavar="FILE",
-    help="Show this plan instead of planning. The machine, slots and packing come from the file; give the TRACE it was "
-    "made from, or the same --synthetic options.  [default: plan now]",
+    help="Plan to show instead of planning. The machine, slots and packing come from this file. Give the TRACE from which it was "
+    "made, or the same --synthetic options.  [default: plan now]",
 )  # fmt: skip
-@option("--ep", type=RANKS, help="Ranks per expert-parallel group; the page shows each group.  [default: all]")
+@option("--ep", type=RANKS, help="Number of ranks per expert-parallel group. The page shows each group.  [default: all ranks]")
 @gpus_option
-@option("--pp", type=COUNT, default=1, help="Pipeline ranks that the layers are split over; the page shows each.")
-@option("--vpp", type=COUNT, default=1, help="Chunks per pipeline rank (interleaved schedule).")
-@planners_option(help="Strategies or solvers to compare, as for `foremoe compare`; none for no table.  [default: all but exact]")
+@option("--pp", type=COUNT, default=1, help="Number of pipeline ranks over which layers are split. The page shows each of them.")
+@option("--vpp", type=COUNT, default=1, help="Number of chunks per pipeline rank (interleaved schedule).")
+@planners_option(
+    help="Strategies or solvers to compare, as for `foremoe compare`. With none, there is no table.  [default: all except exact]"
+)
 @threads_option
-@option("-o", "--output", metavar="FILE.html", required=True, help="Where to write the page.")
+@option("-o", "--output", metavar="FILE.html", required=True, help="Path of the page to write.")
 @trainer_options
 def report(
     case_options: CaseOptions, planner_name: str | None, plan_file: str | None,
     planners: tuple[str, ...], threads: int | None, output: str, *, ep: int | None = None, pp: int = 1,
     vpp: int = 1, gpus: int | None = None,
 ) -> None:  # fmt: skip
-    """The command ``foremoe report``."""
+    """Runs ``foremoe report``."""
     if output == STDOUT:
         raise InputError("the report goes to a file, not to stdout; give -o a name such as report.html.")
     require_writable({"the report": output}, [*case_options.files, plan_file])
@@ -99,7 +101,7 @@ def report(
         strategies = strategy_lines(shown, compared, threads, case_options.seed, trainer, progress) if compared else None
         runs = run_stage(shown.problem, shown.plan, posed=shown.posed, moves_s=shown.moves_s, trainer=trainer)
         gained = runs.gain(shown.problem.cluster.standing)
-        # Advice is on the default planner.
+        # The advice is about the default planner.
         known = gained.speedup if plan_file is None and planner_name in (None, "foremoe") else None
         advice = advise(
             shown.posed, trainer=trainer, slots=slots, speedup=known, num_threads=threads, progress=progress.within("advice")

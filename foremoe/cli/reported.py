@@ -1,4 +1,4 @@
-"""Plans to write or to show: planned now from a case, or read from a file with the problem it was made for."""
+"""Plans to write or to show. A plan is made now from a case, or read from a file together with its problem."""
 
 import dataclasses
 from typing import NamedTuple
@@ -21,19 +21,19 @@ from foremoe.workload.workload import Workload
 
 
 class Shown(NamedTuple):
-    """A plan with its problem."""
+    """A plan with the problem for which it was made."""
 
-    posed: Problem  # with its own homes
-    problem: Problem  # with the homes that the plan has
+    posed: Problem  # with the homes before planning
+    problem: Problem  # with the homes of the plan
     plan: Plan
-    summary: PlanSummary | None  # None for a plan of a file
-    home: object  # the home level that moved homes; None where it is not known
+    summary: PlanSummary | None  # None if the plan was read from a file
+    home: object  # home level that moved homes; None if it is not known
     history_LE: Array | None  # load of an earlier step
-    source: str  # where the load comes from, in a few words
+    source: str  # origin of the load, in a few words
 
     @property
     def moves_s(self) -> float:
-        """Seconds for moving experts from the original homes to the plan's."""
+        """Time in seconds for moving experts from their original homes to those of the plan."""
         return float(home_moves_L(self.posed, self.problem.home_LE, self.home).sum())
 
 
@@ -43,10 +43,10 @@ def plan_case(
     threads: int | None,
     progress: Progress,
 ) -> tuple[Case, Shown, PlanSummary]:
-    """Plans the case now."""
+    """Builds the case and plans it. Returns the case, the plan with its problem, and the planner's summary."""
     planner = planner_of(name, options.shuffle)
     case = build_case(options, planner.pack, threads, progress)
-    # The home level acts once per step, outside of planning; a command's case is the whole step.
+    # The home level acts once per step, outside of planning. The case of a command is the whole step.
     problem = dataclasses.replace(case.problem, home_LE=planner.homes(case.problem, num_threads=threads))
     plan, summary = planner.plan(
         problem, history_LE=case.history_LE, num_threads=threads, progress=lambda done, total: progress(name, done, total)
@@ -56,10 +56,10 @@ def plan_case(
 
 
 def read_plan(options: CaseOptions, planner_name: str | None, plan_file: str) -> Shown:
-    """Reads a plan file and returns the plan with the problem it was made for."""
+    """Reads a plan file and returns the plan with the problem for which it was made."""
     require_one_source(options)
     plan = Plan.load(plan_file)
-    # A file's own text never imports anything: only the caller of the command may name code that runs.
+    # Text in a file never imports anything. Only the caller of the command may name code to run.
     home = None if planner_name is None else planner_of(planner_name).home
     if options.traces:
         head, work = plan.header, _work_of(options.traces, plan)
@@ -80,7 +80,7 @@ def read_plan(options: CaseOptions, planner_name: str | None, plan_file: str) ->
 
 
 def _work_of(paths: tuple[str, ...], plan: Plan) -> Workload:
-    """What was planned: traces dealt again, or counts cut to the plan's micro-steps and layers."""
+    """Returns the workload that was planned: the traces packed again, or counts cut to the plan's micro-steps and layers."""
     if len(paths) > 1 or kind_of(paths[0]) != "workload":
         work = dealt_again(plan, paths)
     else:
@@ -90,12 +90,14 @@ def _work_of(paths: tuple[str, ...], plan: Plan) -> Workload:
             work = work.layers(positions)
     if (work.L, work.E, work.G) != (plan.L, plan.E, plan.G):
         sizes = f"{work.L} layers, {work.E} experts and {work.G} ranks"
-        raise InputError(f"the workload has {sizes}; the plan has {plan.L}, {plan.E} and {plan.G}: give what was planned.")
+        raise InputError(
+            f"the workload has {sizes}; the plan has {plan.L}, {plan.E} and {plan.G}; give the workload that was planned."
+        )
     if work.M != plan.M:
-        raise InputError(f"the workload has {work.M} micro-steps and the plan {plan.M}; give what was planned.")
+        raise InputError(f"the workload has {work.M} micro-steps and the plan {plan.M}; give the workload that was planned.")
     return work
 
 
 def source_of(case: Case) -> str:
-    """Describes in a few words where the load of a case comes from."""
+    """Describes the origin of a case's load in a few words."""
     return case.line.removeprefix("case: ").partition(": ")[0]

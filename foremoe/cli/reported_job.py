@@ -1,4 +1,4 @@
-"""Other parts of a report: strategies on the same case, and jobs of several EP groups and pipeline ranks."""
+"""Other parts of a report: the comparison of strategies on the same case, and jobs of several EP groups and pipeline ranks."""
 
 import datetime
 import os
@@ -30,8 +30,8 @@ def report_job(
     """Plans every EP group and pipeline rank, writes the page, and returns the lines to print.
 
     Args:
-        sizes: Ranks of an EP group (None: all), pipeline ranks, and chunks of each.
-        planners: Strategies of the table.
+        sizes: Number of ranks per EP group (None: all ranks), number of pipeline ranks, and number of chunks on each.
+        planners: Strategies to compare in a table.
     """
     group_size, pp, vpp = sizes
     planner = planner_of(name, options.shuffle)
@@ -60,12 +60,12 @@ def report_job(
 
 
 def seeded(source: str, seed: int) -> str:
-    """Describes where the load comes from, with the seed."""
+    """Returns the origin of the load with the seed, unless it names a seed already."""
     return source if "seed" in source else f"{source}, seed {seed}"
 
 
 def wrote(output: str) -> str:
-    """Returns the line that names the page."""
+    """Returns the line that names the page and its size."""
     return f"wrote {click.format_filename(output)} ({os.path.getsize(output) / 1e6:.1f} MB)"
 
 
@@ -95,7 +95,7 @@ def strategy_lines(
 
 
 def _simulated_lines(groups: Sequence[Problem], planners: Mapping[str, Planner], **options: Any) -> list[Mapping[str, Any]]:
-    """Rows of strategies and of even routing; `options` are those of `simulate_systems`."""
+    """Returns the rows of strategies and of even routing. `options` are passed on to `simulate_systems`."""
     systems = {name: System(planner=planner) for name, planner in planners.items()} | {BALANCED: System(even=True)}
     return [_simulated_line(row, planners) for row in simulate_systems(groups, systems, **options)]
 
@@ -103,7 +103,7 @@ def _simulated_lines(groups: Sequence[Problem], planners: Mapping[str, Planner],
 def _simulated_line(row: Mapping[str, Any], planners: Mapping[str, Planner]) -> Mapping[str, Any]:
     name = row["solver"]
     if name not in planners:
-        return {**row, "note": "the same tokens, routed evenly: what perfect balance alone would give"}
+        return {**row, "note": "the same tokens, routed evenly: the result of perfect balance alone"}
     if planners[name].keeps_homes:
         return row
-    return {**row, "note": "homes move: scored, never executed; their weights and gradients travel exposed"}
+    return {**row, "note": "homes move: scored, never executed; their weights and gradients are sent exposed"}

@@ -46,11 +46,10 @@ COLUMNS = {
 }  # fmt: skip
 
 
-_HELP = """Plans one case with every strategy, simulates the stage and prints a line for each.
+_HELP = """Plans one case with every strategy, simulates the stage and prints a line for each strategy.
 
-All ranks (--ranks) share the tokens; --ep splits them into expert-parallel groups. With --pp there are as many ranks for each
-further part of the pipeline. Simulated seconds depend on the constants of the cluster; `foremoe calibrate` fits them on a
-machine.
+All ranks (--ranks) share the tokens. --ep splits them into expert-parallel groups. With --pp, each further part of the pipeline
+has as many ranks again. Simulated times depend on the constants of the cluster. `foremoe calibrate` fits them on a machine.
 
 \b
 Example:
@@ -63,21 +62,30 @@ Example:
 @click.command(cls=JsonCommand, help=_HELP)
 @case_options()
 @planners_option(
-    help="Strategies or solvers as in `compare`; `force-balanced` is even routing.  [default: all but exact, and even routing]"
+    help="Strategies or solvers, as for `compare`. `force-balanced` is even routing."
+    "  [default: even routing, and all strategies except exact]"
 )
-@option("--ep", type=RANKS, help="Ranks per expert-parallel group; each group has its own tokens.  [default: all]")
-@gpus_option
-@option("--pp", type=COUNT, default=1, help="Pipeline ranks that the layers are split over.")
-@option("--vpp", type=COUNT, default=1, help="Chunks per pipeline rank (interleaved schedule).")
-@option("--prefetch", type=click.IntRange(0, 2**31 - 1), default=2, help="How many layer uses ahead a copy may start.")
 @option(
-    "--foresight", metavar="LIST", multiple=True,
-    help="Compare kinds of foresight for one planner (--planners NAME, or foremoe) instead of strategies: exact, previous"
-    " (micro-step), step (the sum of all), rerouted=SHARE, noisy=DRIFT, none (static).  [default: compare strategies]",
+    "--ep", type=RANKS,
+    help="Number of ranks per expert-parallel group. Each group has its own tokens.  [default: all ranks]",
+)  # fmt: skip
+@gpus_option
+@option("--pp", type=COUNT, default=1, help="Number of pipeline ranks over which the layers are split.")
+@option("--vpp", type=COUNT, default=1, help="Number of chunks per pipeline rank (interleaved schedule).")
+@option(
+    "--prefetch", type=click.IntRange(0, 2**31 - 1), default=2,
+    help="Number of layer uses by which a copy may start ahead of the use that needs it.",
 )  # fmt: skip
 @option(
-    "--trace", "trace_file", metavar="FILE", help="Write the first EP group's stage, static and planned, as a trace for Perfetto"
-    " (by foremoe, or the first of --planners); compressed if FILE ends in .gz.  [default: no trace]",
+    "--foresight", metavar="LIST", multiple=True,
+    help="Compare kinds of foresight of one planner (--planners NAME, or foremoe) instead of strategies: exact, previous"
+    " (the micro-step before), step (the sum of all micro-steps), rerouted=SHARE, noisy=DRIFT, none (static)."
+    "  [default: compare strategies]",
+)  # fmt: skip
+@option(
+    "--trace", "trace_file", metavar="FILE",
+    help="Write the stage of the first EP group, with static placement and as planned by foremoe or the first of --planners, as a"
+    " trace for Perfetto. The file is compressed if its name ends in .gz.  [default: not written]",
 )  # fmt: skip
 @table_options
 @trainer_options
@@ -86,7 +94,7 @@ def simulate(
     prefetch: int, json_file: str | None, *, gpus: int | None = None, foresight: tuple[str, ...] = (),
     trace_file: str | None = None, look: Look = Look(),  # noqa: B008
 ) -> None:  # fmt: skip
-    """The command ``foremoe simulate``."""
+    """Runs ``foremoe simulate``."""
     require_writable({"the JSON file": json_file, "the trace": trace_file}, case_options.files)
     case_options = on_gpus(case_options, gpus, pp)
     if trace_file is not None and pp * vpp > 1:
@@ -129,7 +137,7 @@ def simulate(
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """A line for every system; what no engine runs has a plus."""
+    """Returns the table with one line for every system. A system that foremoe cannot execute is marked with a plus."""
     real = [row if row["executable"] and row["solver"] != BALANCED else {"fits": row["fits"]} for row in rows]
     lines = [flat(row) | {"solver": _marked(row)} for row in rows]
     return Table(shown_columns(COLUMNS, rows), lines, rows, tones(real, "speedup_vs_static"))
@@ -140,11 +148,11 @@ def _marked(row: Mapping[str, Any]) -> str:
 
 
 def _systems(names: Sequence[str], prefetch: int, *, alone: bool) -> dict[str, System]:
-    """The systems of ``--planners``, or the one whose foresight varies."""
+    """Returns the systems of ``--planners``, or the one system whose foresight varies."""
     if alone:
         names = names or ["foremoe"]
         if len(names) > 1 or names[0] == BALANCED:
-            raise InputError(f"--foresight varies what one planner knows; give --planners one planner, not {','.join(names)}.")
+            raise InputError(f"--foresight compares what one planner knows; give --planners one planner, not {','.join(names)}.")
     names = names or [*DEFAULT, BALANCED]
     return {name: _system(name, prefetch) for name in names}
 
@@ -152,7 +160,7 @@ def _systems(names: Sequence[str], prefetch: int, *, alone: bool) -> dict[str, S
 def _system(name: str, prefetch: int) -> System:
     if name == BALANCED:
         return System(even=True)
-    planner = planner_of(name, guard=False)  # as `compare` shows it
+    planner = planner_of(name, guard=False)  # without a guard, as in `compare`
     if planner.pack != AsGiven():
         raise InputError(f"{name} has a pack level, but the case is dealt already; leave the pack level out.")
     return System(planner=planner, prefetch=prefetch)
@@ -170,7 +178,7 @@ def footers(rows: Sequence[Mapping[str, Any]], constants: str) -> list[str]:
 
 
 def step_line(rows: Sequence[Mapping[str, Any]], trainer: Trainer) -> str:
-    """Says what the column of whole steps assumes; without --rollout-share, gives the fastest line's gain at several shares."""
+    """Describes the column of whole steps. Without --rollout-share, gives the gain of the fastest system at several shares."""
     known = [row for row in rows if row["step_speedup_at"] is not None]
     if not known:
         return "step: unknown without static; add it to --planners"
@@ -179,15 +187,15 @@ def step_line(rows: Sequence[Mapping[str, Any]], trainer: Trainer) -> str:
     real = [row for row in known if row["solver"] not in ("static", BALANCED)]
     best = max(real or known, key=lambda row: row["speedup_vs_static"])
     each = ", ".join(f"{gain:.3f} with {share} %" for share, gain in best["step_speedup_at"].items())
-    return f"a whole step gains less; {best['solver']}: {each} of it outside the stages (--rollout-share says yours)"
+    return f"a whole step gains less; {best['solver']}: {each} of it outside the stages (set your share with --rollout-share)"
 
 
 def outside_words(trainer: Trainer) -> str:
-    """Names what lies outside the stages, as the user gave it."""
+    """Returns the part of a step outside the stages, in the form in which the user gave it."""
     return f"{trainer.rollout_share:.0%} of static's" if trainer.rollout_s is None else f"{trainer.rollout_s:g} s"
 
 
 def shown_columns(columns: Mapping[str, Column], rows: Sequence[Mapping[str, Any]]) -> dict[str, Column]:
-    """Returns the columns, without whole steps if the time outside the stages is not known."""
+    """Returns the columns, without that of whole steps if the time outside the stages is not known."""
     hidden = all(row["step_speedup"] is None for row in rows)
     return {name: column for name, column in columns.items() if not (hidden and name == "step_speedup")}

@@ -20,8 +20,8 @@ COLUMNS = {
 
 _HELP = """Lists the strategies for --planners and --planner, and the solvers that other packages have installed.
 
-Both options also accept a solver or planner as text, such as 'Quota(min_pairs=64)', and an object of your own module, such as
-'package.module:MySolver(depth=2)'.
+Both options also accept an expression for a solver or planner, such as 'Quota(min_pairs=64)', and an object of your own module,
+such as 'package.module:MySolver(depth=2)'.
 
 \b
 Example:
@@ -32,7 +32,7 @@ Example:
 @click.command(cls=JsonCommand, help=_HELP)
 @table_options
 def solvers(json_file: str | None, look: Look = Look()) -> None:  # noqa: B008
-    """The command ``foremoe solvers``."""
+    """Runs ``foremoe solvers``."""
     require_writable({"the JSON file": json_file})
     look.require(COLUMNS)
     rows, cells = [], []

@@ -1,4 +1,4 @@
-"""Tables of all commands: the most important columns that fit, all columns, selected ones, or CSV."""
+"""Tables of all commands, with the most important columns that fit, all columns or selected ones, or as CSV."""
 
 import csv
 import io
@@ -16,17 +16,17 @@ NONE = "-"
 MOST_COLUMNS = 6
 BEST, FAILING = "best", "failing"
 _GAP = "  "
-_NAME_SHARE = 0.35  # of a terminal, at most, for the names of lines
+_NAME_SHARE = 0.35  # largest share of a terminal's width for the names of lines
 
 
 class Unit(NamedTuple):
-    """The unit of a column of seconds or bytes: the first one in which its largest value is below 10,000."""
+    """Units of a column of seconds or bytes. A column uses the first unit in which its largest value is below 10,000."""
 
     digits: int
     sizes: tuple[tuple[str, float], ...]
 
     def of(self, values: Sequence[float]) -> tuple[str, float]:
-        """Returns name and size of the unit for these values."""
+        """Returns the name and the size of the unit for these values."""
         largest = max(map(abs, values), default=0.0)
         return next((one for one in self.sizes if largest < 1e4 * one[1]), self.sizes[-1])
 
@@ -37,17 +37,17 @@ GIGABYTES = Unit(2, (("GB", 1e9), ("TB", 1e12)))
 
 
 class Column(NamedTuple):
-    """A column: heading, format of a value (None becomes ``-``), importance and meaning."""
+    """A column with its heading, the format of its values (None is shown as ``-``), its importance and its meaning."""
 
     heading: str
     show: Callable[[Any], str] | Unit = str
     left: bool = False
-    rank: int = 99  # 0: names a line, and is never left out; else the smaller, the longer it stays
-    meaning: str = ""  # told below the table where the column is shown
+    rank: int = 99  # 0: the column names a line and is always shown; columns with larger ranks are left out first
+    meaning: str = ""  # explanation, printed below the table if the column is shown
 
 
 class Look(NamedTuple):
-    """Options for the look of tables."""
+    """Options for the look of tables: all columns, selected columns, or CSV."""
 
     wide: bool = False
     columns: tuple[str, ...] = ()
@@ -62,13 +62,13 @@ class Look(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Lines under headings.
+    """A table to print, with the rows that JSON and CSV get.
 
     Attributes:
-        columns: Columns by their names in JSON; nested names have a dot (``bytes_by_link.peer``).
-        lines: Values by the same names; a missing name gives a blank.
-        figures: JSON's rows, all of which go to CSV.
-        tones: `BEST`, `FAILING` or None for every line; empty: no line stands out.
+        columns: Columns, keyed by their names in JSON. Nested names have a dot (``bytes_by_link.peer``).
+        lines: Values to print, keyed by the same names. A missing name gives a blank cell.
+        figures: Rows of the JSON output. CSV prints all of them.
+        tones: `BEST`, `FAILING` or None for every line. If empty, no line is highlighted.
     """
 
     columns: Mapping[str, Column]
@@ -78,10 +78,10 @@ class Table:
 
 
 class Spread(float):
-    """A mean with its standard deviation; shown as ``1.184 ± 0.012``."""
+    """A mean with its standard deviation, shown as ``1.184 ± 0.012``."""
 
     def __new__(cls, mean: float, spread: float) -> Self:
-        """The mean."""
+        """Creates the number `mean` with the attribute ``spread``."""
         self = super().__new__(cls, mean)
         self.spread = spread
         return self
@@ -90,7 +90,7 @@ class Spread(float):
 
 
 def flat(row: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flattens nested mappings of a row; nested names are joined by dots."""
+    """Flattens nested mappings of a row. Nested names are joined by dots."""
     out: dict[str, Any] = {}
     for name, value in row.items():
         out |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
@@ -98,16 +98,16 @@ def flat(row: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def csv_text(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = (), first: Iterable[str] = ()) -> str:
-    """Formats rows as CSV: raw numbers in seconds and bytes, an empty cell for None, JSON for a list.
+    """Formats rows as CSV, with numbers in seconds and bytes, an empty cell for None, and JSON for a list.
 
     Args:
-        columns: Columns; if empty, all of them, with those in `first` at the front.
+        columns: Names of the columns. If empty, all columns are written, those in `first` at the front.
     """
     lines = [flat(row) for row in rows]
     there = list(dict.fromkeys(name for line in lines for name in line))
     order = {name: i for i, name in enumerate(first)}
     names = list(columns) or sorted(there, key=lambda name: order.get(name, len(order)))
-    # A mapping that is missing in some row is a name of its own there.
+    # A mapping that is None in some row appears there as a column of its own; it is left out.
     names = [name for name in names if columns or not any(other.startswith(f"{name}.") for other in names)]
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
@@ -119,7 +119,7 @@ def csv_text(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = (), fir
 
 
 class _Cells(NamedTuple):
-    """One column as text, without a limit to its width."""
+    """One column as text, with no limit to its width."""
 
     heading: str
     texts: list[str]
@@ -148,15 +148,16 @@ def render(table: Table, look: Look = Look(), width: int | None = None) -> list[
     """Returns the lines of the table, each with its tone.
 
     Args:
-        look: Which columns; by default the `MOST_COLUMNS` most important ones, or as many as fit.
-        width: Width of the terminal; None: no limit. Selected columns beyond it follow below, with the names of the lines again.
+        look: Selects the columns. By default, the `MOST_COLUMNS` most important ones are shown, or as many as fit.
+        width: Width of the terminal, or None for no limit. Selected columns beyond the width are printed in further blocks, each
+            with the names of the lines.
     """
     columns = table.columns
     cells = {name: _cells(name, column, table.lines) for name, column in columns.items()}
     names = [name for name, column in columns.items() if column.rank == 0]
     limit = None if width is None else max(12, int(_NAME_SHARE * width))
     widths = {name: of.width if limit is None or not of.left else min(of.width, limit) for name, of in cells.items()}
-    wished = [name for name in look.columns if name in columns]  # a command may have a second table
+    wished = [name for name in look.columns if name in columns]  # the other names may belong to a second table
     if wished:
         chosen = [*names, *(name for name in wished if name not in names)]
     elif look.wide:
@@ -187,7 +188,7 @@ def _most_important(ranked: Sequence[str], names: list[str], widths: Mapping[str
 
 
 def _parts(chosen: Sequence[str], names: Sequence[str], widths: Mapping[str, int], width: int | None) -> list[list[str]]:
-    """The chosen columns in blocks that fit, each with the names of the lines."""
+    """Splits the chosen columns into blocks that fit the width, each with the columns that name the lines."""
     heads = [name for name in chosen if name in names]
     parts = [list(heads)]
     for name in chosen:
@@ -205,7 +206,7 @@ def _block(part: Sequence[_Cells], widths: Sequence[int], tones: Sequence[str | 
     num_lines = len(part[0].texts)
     lines = [[of.heading for of in part], *([of.texts[i] for of in part] for i in range(num_lines))]
     for texts, tone in zip(lines, [None, *(tones or [None] * num_lines)], strict=True):
-        # A text that is longer than its column goes on in lines below.
+        # Text that is longer than its column continues in the lines below.
         rows = [[text] if len(text) <= size else _folded(text, size) for text, size in zip(texts, widths, strict=True)]
         for shown in itertools.zip_longest(*rows, fillvalue=""):
             padded = [
@@ -216,19 +217,19 @@ def _block(part: Sequence[_Cells], widths: Sequence[int], tones: Sequence[str | 
 
 
 def _folded(text: str, size: int) -> list[str]:
-    """The text in lines of at most `size`, ended behind a space, comma, bracket or equals sign where there is one."""
+    """Splits text into lines of at most `size`, after a space, comma, bracket or equals sign if there is one."""
     lines = [""]
     for part in re.findall(r"[^ ,(=]*[ ,(=]*", text):
         if len(lines[-1]) + len(part.rstrip()) > size and lines[-1].strip():
             lines.append("  ")
         lines[-1] += part
-        while len(lines[-1].rstrip()) > size:  # one word that is longer than the column
+        while len(lines[-1].rstrip()) > size:  # a single word that is longer than the column
             lines[-1:] = [lines[-1][:size], f"  {lines[-1][size:]}"]
     return [line.rstrip() for line in lines if line.strip()]
 
 
 def number(digits: int, factor: float = 1.0) -> Callable[[Any], str]:
-    """Returns a format for numbers: times `factor`, with `digits` decimals and separated thousands."""
+    """Returns a format that multiplies a number by `factor` and shows it with `digits` decimals and separated thousands."""
     return lambda value: f"{value * factor:,.{digits}f}"
 
 
@@ -243,10 +244,10 @@ def percent(value: float) -> str:
 
 
 def seconds(value: float) -> str:
-    """Formats seconds: ``0.4 ms``, ``17.7 ms``, ``174 s``."""
+    """Formats a time in seconds, such as ``0.4 ms``, ``17.7 ms`` or ``174 s``."""
     return f"{value * 1e3:,.1f} ms" if value < 1.0 else f"{value:.2f} s" if value < 100.0 else f"{value:,.0f} s"
 
 
 def plural(count: int, noun: str) -> str:
-    """Formats a number with its noun: ``1 rank``, ``2 ranks``, ``4,096 tokens``."""
+    """Formats a number with its noun, such as ``1 rank``, ``2 ranks`` or ``4,096 tokens``."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

@@ -10,8 +10,9 @@ _UNKNOWN_WIDTH, _NARROWEST = 80, 20
 
 
 def width(stream: Any = None) -> int | None:
-    """Columns of the terminal that `stream` (default: stdout) writes to; None for files and pipes, whose lines are not
-    wrapped.
+    """Returns the width of the terminal to which `stream` writes, in columns. `stream` defaults to stdout.
+
+    Returns None for files and pipes, whose lines are not wrapped.
     """
     stream = sys.stdout if stream is None else stream
     if not stream.isatty():
@@ -25,12 +26,12 @@ def width(stream: Any = None) -> int | None:
 
 
 def has_colour() -> bool:
-    """True if stdout is a colour terminal and the user has not disabled colour (https://no-color.org)."""
+    """Returns True if stdout is a colour terminal and the user has not disabled colour (https://no-color.org)."""
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def wrapped(line: str, columns: int | None, indent: str = "  ") -> list[str]:
-    """Wraps a line at words into parts of at most `columns`; a longer word stays whole, so that it can be copied."""
+    """Wraps a line at words into parts of at most `columns` letters. A longer word is not broken, so that it can be copied."""
     if columns is None or len(line) <= columns:
         return [line]
     return textwrap.wrap(line, columns, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)

@@ -18,12 +18,12 @@ from foremoe.planner.strategies import STRATEGIES, resolve
 from foremoe.problem.foresight import Noisy, Rerouted, require_foresight
 from foremoe.simulate.systems import BALANCED
 
-# Exact solvers take seconds a row, so they run where they are asked for.
+# Exact solvers take seconds per row, so they run only if the user asks for them.
 DEFAULT = tuple(name for name in STRATEGIES if name != "exact")
 
 
 class Seconds(click.FloatRange):
-    """A number of seconds above 0."""
+    """A positive number of seconds."""
 
     name = "seconds"
 
@@ -31,7 +31,7 @@ class Seconds(click.FloatRange):
         super().__init__(0, 1e6, min_open=True)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Returns the seconds, or fails with one sentence."""
+        """Returns the time in seconds, or fails with one sentence."""
         seconds = super().convert(value, param, ctx)
         if math.isnan(seconds):
             self.fail(f"{value!r} is not a number of seconds above 0.", param, ctx)
@@ -68,7 +68,7 @@ def _split(text: str, option: str) -> list[str]:
 
 
 def is_count(text: str) -> bool:
-    """True for a whole number of at most nine digits."""
+    """Returns True for a whole number of at most nine digits."""
     return text.isascii() and text.isdigit() and len(text) <= 9
 
 
@@ -82,7 +82,7 @@ def whole_numbers(texts: tuple[str, ...], option: str) -> list[int]:
 
 
 def layer_range(text: str, num_layers: int) -> range:
-    """Parses layers ``A:B``; either end may be missing."""
+    """Parses a range of layers ``A:B``. Either end may be missing."""
     first, colon, end = (part.strip() for part in text.partition(":"))
     if colon and all(not part or is_count(part) for part in (first, end)):
         chosen = range(int(first or 0), int(end or num_layers))
@@ -92,15 +92,15 @@ def layer_range(text: str, num_layers: int) -> range:
 
 
 def planners_of(names: Sequence[str]) -> dict[str, Planner]:
-    """Returns the planners to compare (no names: `DEFAULT`), always in the order of `STRATEGIES`."""
+    """Returns the planners to compare, in the order of `STRATEGIES`. Without names, they are those of `DEFAULT`."""
     chosen = names or list(DEFAULT)
     ordered = [*(name for name in STRATEGIES if name in chosen), *(name for name in chosen if name not in STRATEGIES)]
     return {name: planner_of(name, guard=False) for name in ordered}
 
 
 def planner_of(text: str, shuffle: bool = False, guard: bool = True) -> Planner:
-    """Returns the planner for a strategy's name, a solver's text or an object of a module; `shuffle` is ``--shuffle``."""
-    # An installed command has its own folder first on the path; module:name means the folder it is called in.
+    """Returns the planner for the name of a strategy, an expression, or an object of a module. `shuffle` is ``--shuffle``."""
+    # An installed command has its own folder first on the path, but module:name refers to the current folder.
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     if text.strip() == BALANCED:
@@ -111,20 +111,20 @@ def planner_of(text: str, shuffle: bool = False, guard: bool = True) -> Planner:
     except InputError:
         raise
     except Exception as error:
-        # A module:name runs somebody else's code, which may fail in any way.
+        # module:name runs code from outside foremoe, which may fail in any way.
         raise InputError(f"{text!r} cannot be used as a solver: {type(error).__name__}: {error}.") from error
     return planner.using(packer_of(planner.pack, shuffle)) if shuffle else planner
 
 
 def require_known(name: str, names: Sequence[str], what: str) -> None:
-    """Raises InputError for an unknown name that is close to a known one; other unknown names are refused elsewhere."""
+    """Raises InputError for an unknown name that is close to a known one. Other unknown names are refused elsewhere."""
     meant = "" if name in names or ":" in name or "(" in name else did_you_mean(name, names)
     if meant:
         raise InputError(f"there is no {what} {name!r}; {meant}the names are {', '.join(names)}.")
 
 
 def packer_of(packer: PackSolver, shuffle: bool) -> PackSolver:
-    """Returns the pack level, which shuffles first with ``--shuffle``."""
+    """Returns the pack level. With ``--shuffle``, it shuffles the sequences first."""
     if not shuffle:
         return packer
     if not dataclasses.is_dataclass(packer) or all(option.name != "shuffle" for option in dataclasses.fields(packer)):
@@ -136,8 +136,8 @@ _KINDS = {"rerouted": Rerouted, "noisy": Noisy}
 
 
 def foresight_of(text: str) -> Any:
-    """Parses a foresight: exact, previous, step, ``rerouted=SHARE``, ``noisy=DRIFT``, or text such as ``Rerouted(0.1,
-    'redraw')``.
+    """Parses a kind of foresight, such as exact, previous, step, ``rerouted=SHARE``, ``noisy=DRIFT`` or
+    ``Rerouted(0.1, 'redraw')``.
     """
     kind, equals, amount = text.partition("=")
     if equals and kind in _KINDS:
@@ -148,8 +148,8 @@ def foresight_of(text: str) -> Any:
 
 
 def amount_of(text: str, amount: str) -> float:
-    """Returns the number after the = in `text`; raises InputError if there is none."""
+    """Returns the number after the equals sign in `text`. Raises InputError if there is none."""
     try:
         return float(amount)
     except ValueError:
-        raise InputError(f"{text!r} needs a number behind its =; got {amount!r}.") from None
+        raise InputError(f"{text!r} needs a number after its =; got {amount!r}.") from None

@@ -1,4 +1,4 @@
-"""Highlights lines of a table."""
+"""Chooses the lines of a table to highlight."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,7 +7,7 @@ from foremoe.cli.tables import BEST, FAILING
 
 
 def tones(rows: Sequence[Mapping[str, Any]], gain: str) -> list[str | None]:
-    """Returns `FAILING` for lines that do not fit into memory, and `BEST` for the largest gain among those that do."""
+    """Returns `FAILING` for lines that do not fit into memory, and `BEST` for the one with the largest gain of those that fit."""
     fitting = [row[gain] for row in rows if row.get(gain) is not None and row.get("fits", True)]
     best = max(fitting, default=None)
     return [

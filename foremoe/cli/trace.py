@@ -1,4 +1,4 @@
-"""``--trace`` of ``foremoe simulate``: writes a stage, static and planned, for Perfetto."""
+"""``--trace`` of ``foremoe simulate``: writes the timelines of a stage, static and planned, for Perfetto."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ def write_trace(path: str, problem: Problem, history_LE: Array | None, systems: 
     """Writes the trace of one EP group and returns a line that describes it.
 
     Args:
-        systems: Shows foremoe if it is among them, else the first that plans.
+        systems: Systems to choose from. The trace shows foremoe if it is among them, else the first one that plans.
 
     Raises:
         InputError: No system plans, or the file cannot be written.

@@ -1,14 +1,14 @@
-"""``foremoe warm-up``: compiles kernels in advance, so that the first plan does not wait."""
+"""``foremoe warm-up``: compiles kernels in advance, so that the first plan does not wait for compilation."""
 
 import click
 
 from foremoe.cli.progress import Progress
 from foremoe.warm import warm_up as compile_all
 
-_HELP = """Compiles the readers, the default planner and the simulator, and caches the code on disk, in
-NUMBA_CACHE_DIR if that is set.
+_HELP = """Compiles the readers, the default planner and the simulator, and caches the code on disk.
 
-Takes about a minute once, then seconds. Run it when an image is built, so that no training job compiles.
+The cache is in NUMBA_CACHE_DIR if that is set. The first run takes about a minute, later ones take seconds. Run the command when
+an image is built, so that no training job has to compile.
 
 \b
 Example:
@@ -18,9 +18,9 @@ Example:
 
 @click.command("warm-up", help=_HELP)
 def warm_up() -> None:
-    """The command ``foremoe warm-up``."""
+    """Runs ``foremoe warm-up``."""
     names: list[str] = []
     with Progress("compiling", tells=False) as progress:
-        progress("what a first plan runs; about a minute where nothing is compiled yet", 0, 1)
+        progress("all that a first plan runs; takes about a minute if nothing is compiled yet", 0, 1)
         seconds = compile_all(names.append)
     click.echo(f"compiled {len(names)} functions in {seconds:.1f} s")

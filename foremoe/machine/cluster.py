@@ -26,54 +26,54 @@ class Cluster(ArrayValue):
     """The ranks of one EP group and the links between them. Bandwidths are effective and for one direction.
 
     Attributes:
-        name: The kind of node.
-        num_ranks: G, ranks of the EP group.
-        node_of_rank_G: int32 [G], node of each rank, any mapping onto 0 .. num_nodes-1. Default: eight ranks per node, in order.
-        flops_per_s: Dense peak of one rank at the precision of its GEMMs.
+        name: Type of node.
+        num_ranks: G, the number of ranks in the EP group.
+        node_of_rank_G: int32 [G], the node of each rank. Nodes are numbered from 0. Defaults to eight ranks per node, in order.
+        flops_per_s: Peak dense FLOP/s of one rank at the precision of its GEMMs.
         compute_efficiency: Share of that peak that grouped expert GEMMs reach, in (0, 1].
-        slot_overhead_s: Fixed seconds per busy slot and pass: launch of a small GEMM, unfilled tiles.
-        peer_bytes_per_s: Bandwidth between one rank and another of its node.
-        rdma_bytes_per_s: Bandwidth between one NIC and another node; `nic_sharing` ranks share it.
-        host_bytes_per_s: Bandwidth from pinned host memory to one rank; 0 without host stores.
-        peer_latency_s: Fixed seconds per copy inside a node.
-        rdma_latency_s: Fixed seconds per copy between nodes.
-        host_latency_s: Fixed seconds per copy from host memory.
-        nic_sharing: Ranks that share one NIC.
-        dispatch: ``"pairs"``: every (token, expert) pair is sent by itself, as in a plain all-to-all. ``"node"``: a token is sent
-            once to every node that serves it, to the rank of the same local index, and from there once to every rank that
-            serves it, as in DeepEP and HybridEP.
-        exchange_bytes_per_s: Bandwidth of the kernels of ``"node"`` dispatch inside a node, for one rank and direction; None:
-            that of copies.
-        plain_bytes_per_s: The same for ``"pairs"`` dispatch, a plain all-to-all; None: that of copies.
-        return_bytes_per_s: Bandwidth of replica gradients, which are added where they arrive, inside a node or between; None:
-            that of copies.
-        copy_contention: Seconds of compute lost per second of concurrent copy, in [0, 1].
+        slot_overhead_s: Fixed time in seconds per busy slot and pass, for launching a small GEMM and for unfilled tiles.
+        peer_bytes_per_s: Bandwidth between two ranks of a node.
+        rdma_bytes_per_s: Bandwidth between one NIC and another node, shared by `nic_sharing` ranks.
+        host_bytes_per_s: Bandwidth from pinned host memory to one rank, or 0 without host stores.
+        peer_latency_s: Fixed time in seconds per copy inside a node.
+        rdma_latency_s: Fixed time in seconds per copy between nodes.
+        host_latency_s: Fixed time in seconds per copy from host memory.
+        nic_sharing: Number of ranks that share one NIC.
+        dispatch: How tokens are sent. With ``"pairs"``, every (token, expert) pair is sent, as in a plain all-to-all. With
+            ``"node"``, as in DeepEP and HybridEP, a token is sent once to every node that serves it, to the rank with the same
+            local index. From there, it is sent once to every rank that serves it.
+        exchange_bytes_per_s: Bandwidth of the kernels of ``"node"`` dispatch inside a node, for one rank and direction. Defaults
+            to the bandwidth of copies.
+        plain_bytes_per_s: The same for ``"pairs"`` dispatch, a plain all-to-all. Defaults to the bandwidth of copies.
+        return_bytes_per_s: Bandwidth of replica gradients inside a node and between nodes. They are added where they arrive.
+            Defaults to the bandwidth of copies.
+        copy_contention: Compute time lost per second of concurrent copying, in [0, 1].
         memory_bytes: Accelerator memory of one rank.
-        memory_bytes_per_s: Bandwidth of that memory, which limits the optimizer; None: not known, the optimizer takes no time.
-        attention_efficiency: Share of the peak that attention reaches, in (0, 1]; None: that of the experts.
-        score_flops_per_s: FLOP/s of attention's scores and values, whatever the precision of GEMMs; None: as its projections.
-        backward_ratio: Seconds of the experts' backward over those of their forward; 2 if only GEMMs count.
-        slot_backward_s: Fixed seconds per busy slot in backward, where sums of weight gradients are read and written; None:
-            `backward_ratio` times ``slot_overhead_s``.
-        attention_backward_ratio: Backward over forward of the work before the experts; None: that of the experts.
-        layer_overhead_s: Fixed seconds per layer and forward pass besides attention and experts (router, norms, launches).
-        pair_overhead_s: Seconds per (token, expert) pair and forward pass besides its GEMMs (permutation, activation).
-        element_overhead_s: Seconds per element of a token's activation, layer and forward pass besides GEMMs and scores
+        memory_bytes_per_s: Bandwidth of that memory, which limits the optimizer. If None, the optimizer takes no time.
+        attention_efficiency: Share of the peak that attention reaches, in (0, 1]. Defaults to that of the experts.
+        score_flops_per_s: FLOP/s of attention scores and values at any GEMM precision. Defaults to that of the projections.
+        backward_ratio: Backward time of the experts divided by their forward time. It is 2 if only GEMMs count.
+        slot_backward_s: Fixed time in seconds per busy slot in the backward pass, which reads and writes sums of weight
+            gradients. Defaults to `backward_ratio` times `slot_overhead_s`.
+        attention_backward_ratio: Backward over forward time of the work before the experts. Defaults to that of the experts.
+        layer_overhead_s: Fixed time per layer and forward pass besides attention and experts (router, norms, launches).
+        pair_overhead_s: Time per (token, expert) pair and forward pass besides its GEMMs (permutation, activation).
+        element_overhead_s: Time per element of a token's activation, layer and forward pass besides GEMMs and scores
             (norms, residuals, router, permutation, activation, quantisation).
-        tile_pairs: Rows of a grouped GEMM's tile: the pairs of a slot are rounded up to it.
-        host_layer_s: Host seconds per layer and forward pass if the host cannot run ahead: see `foremoe.machine.host`.
-        precision: Precision of GEMMs, as requested from the preset; only a label, `flops_per_s` and the overheads decide.
-        calibrated: True if the figures were fitted on real hardware and the fit passed `foremoe.calibrate.gate`.
-        residual: Largest ``|fitted - measured| / measured`` of the fit; None: not fitted, or not recorded.
+        tile_pairs: Number of pairs in a tile of a grouped GEMM. The pairs of a slot are rounded up to whole tiles.
+        host_layer_s: Host time per layer and forward pass if the host cannot run ahead (see `foremoe.machine.host`).
+        precision: Label for the precision of GEMMs. Only `flops_per_s` and the overheads have an effect.
+        calibrated: Whether the figures were fitted on real hardware and the fit passed `foremoe.calibrate.gate`.
+        residual: Largest ``|fitted - measured| / measured`` of the fit, or None if it is not known or nothing was fitted.
         source: Origin of the figures.
 
     Raises:
-        InputError: A figure has a wrong type or range, or the node numbers do not fit.
+        InputError: A figure has a wrong type or range, or the node numbers have gaps.
     """
 
     name: str
     num_ranks: int
-    # None is taken at construction only and never stays: the attribute is always an array.
+    # None is accepted as an argument only; the attribute is always an array.
     node_of_rank_G: Array = None  # type: ignore[assignment]
     flops_per_s: float
     compute_efficiency: float
@@ -130,17 +130,17 @@ class Cluster(ArrayValue):
         cls, name: str, num_ranks: int = 8, ranks_per_node: int | None = None, *, dispatch: str = "pairs",
         host_store: bool = False, precision: str = "bf16",
     ) -> Self:  # fmt: skip
-        """Returns a cluster of a shipped kind with `num_ranks` ranks; case does not matter.
+        """Returns a cluster of a shipped type with `num_ranks` ranks. `name` is not case-sensitive.
 
         Args:
-            num_ranks: Any number; the last node may be smaller.
-            ranks_per_node: Default: the preset's own.
-            dispatch: ``"pairs"`` or ``"node"``.
-            host_store: Whether weights may come from host memory; if False, ``host_bytes_per_s`` is 0.
-            precision: Precision of GEMMs: ``"bf16"``, or ``"fp8"`` if the GPU supports it.
+            num_ranks: Any number of ranks. The last node may be smaller.
+            ranks_per_node: Number of ranks per node. Defaults to that of the preset.
+            dispatch: Kind of dispatch, ``"pairs"`` or ``"node"``.
+            host_store: Whether weights may come from host memory. If False, ``host_bytes_per_s`` is 0.
+            precision: Precision of GEMMs, ``"bf16"``, or ``"fp8"`` if the GPU supports it.
 
         Raises:
-            InputError: There is no such preset (the error lists all), or a count is out of range.
+            InputError: There is no such preset (the message lists all), or a number is out of range.
 
         Example:
             >>> foremoe.Cluster.preset("8xh100", num_ranks=16).node_of_rank_G.tolist()
@@ -161,12 +161,12 @@ class Cluster(ArrayValue):
 
     @classmethod
     def from_dict(cls, table: Mapping[str, Any], where: str = "cluster") -> Self:
-        """Makes a cluster from a table of fields.
+        """Creates a cluster from a table of fields.
 
-        Nodes come from ``num_ranks`` and ``ranks_per_node``, or from a list ``node_of_rank``; then ``num_ranks`` may be left out.
+        Nodes come from ``num_ranks`` and ``ranks_per_node``, or from a list ``node_of_rank``, which makes ``num_ranks`` optional.
 
         Raises:
-            InputError: Keys are unknown or missing, or `Cluster` refuses a field; the message starts with `where`.
+            InputError: Keys are unknown or missing, or `Cluster` refuses a field. The message starts with `where`.
         """
         by_list = "node_of_rank" in table
         names = [name for name in cls.__dataclass_fields__ if name not in ("num_ranks", "node_of_rank_G")]
@@ -189,13 +189,13 @@ class Cluster(ArrayValue):
 
     @classmethod
     def from_toml(cls, path: str | os.PathLike[str]) -> Self:
-        """Reads a cluster from a TOML file of `to_toml`; raises InputError if there is none, or as `from_dict`."""
+        """Reads a cluster from a TOML file written by `to_toml`. Raises InputError if there is none, or as `from_dict` does."""
         return cls.from_dict(fields.read(path), where=repr(os.fspath(path)))
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the fields as plain numbers, text and lists; ``Cluster.from_dict(c.to_dict()).same_as(c)``.
+        """Returns the fields as plain numbers, text and lists, so that ``Cluster.from_dict(c.to_dict()).same_as(c)``.
 
-        Leaves out fields that only a fit knows if nothing was fitted, and defaults of dispatch.
+        Fields that only a fit can know, and the field ``dispatch``, are left out if they have their default.
         """
         table: dict[str, Any] = {"name": self.name, "num_ranks": self.num_ranks}
         if np.array_equal(self.node_of_rank_G, nodes_in_order(self.num_ranks, self.ranks_per_node)):
@@ -212,7 +212,7 @@ class Cluster(ArrayValue):
     def with_ranks(self, num_ranks: int, ranks_per_node: int) -> Self:
         """Returns the same kind of cluster with another number of ranks, in nodes of `ranks_per_node` filled in order.
 
-        If it has links that were not measured, inside a node or between nodes, its figures count as not calibrated.
+        If a kind of link in the new cluster was not measured, inside a node or between nodes, it counts as not calibrated.
         """
         other = dataclasses.replace(self, num_ranks=num_ranks, node_of_rank_G=nodes_in_order(num_ranks, ranks_per_node))
         linked = other.num_nodes <= self.num_nodes and (other.ranks_per_node == 1 or self.ranks_per_node > 1)
@@ -220,7 +220,7 @@ class Cluster(ArrayValue):
 
     @property
     def standing(self) -> str:
-        """Says how far to trust every predicted time: calibrated or not, and the residual of the fit."""
+        """Text that says how far to trust predicted times: whether they are calibrated, and the residual of the fit."""
         if self.residual is None:
             error = f"median error {100 * TYPICAL_ERROR:.0f} %"
             return "calibrated, residual not recorded" if self.calibrated else f"uncalibrated, {error}"
@@ -228,17 +228,17 @@ class Cluster(ArrayValue):
 
     @property
     def num_nodes(self) -> int:
-        """Nodes that hold at least one rank."""
+        """Number of nodes that hold at least one rank."""
         return int(self.node_of_rank_G.max()) + 1
 
     @property
     def ranks_per_node(self) -> int:
-        """Ranks of the fullest node."""
+        """Number of ranks on the fullest node."""
         return int(np.bincount(self.node_of_rank_G).max())
 
     @property
     def nic_of_rank_G(self) -> Array:
-        """int64 [G]: the NIC of every rank; `nic_sharing` ranks of a node share one, in rank order."""
+        """int64 [G], the NIC of every rank. Groups of `nic_sharing` ranks of a node share one NIC, in rank order."""
         nic_G, first = np.empty(self.num_ranks, np.int64), 0
         for node in range(self.num_nodes):
             ranks = np.flatnonzero(self.node_of_rank_G == node)
@@ -248,27 +248,27 @@ class Cluster(ArrayValue):
 
     @property
     def expert_flops_per_s(self) -> float:
-        """FLOP/s that expert GEMMs of one rank reach."""
+        """FLOP/s that the expert GEMMs of one rank reach."""
         return self.flops_per_s * self.compute_efficiency
 
     @property
     def attention_flops_per_s(self) -> float:
-        """FLOP/s that attention of one rank reaches."""
+        """FLOP/s that the attention of one rank reaches."""
         return self.flops_per_s * (self.compute_efficiency if self.attention_efficiency is None else self.attention_efficiency)
 
     @property
     def backward_slot_s(self) -> float:
-        """Fixed seconds per busy slot in backward."""
+        """Fixed time in seconds per busy slot in the backward pass."""
         return self.backward_ratio * self.slot_overhead_s if self.slot_backward_s is None else self.slot_backward_s
 
     @property
     def window_backward_ratio(self) -> float:
-        """Backward over forward of the work before the experts."""
+        """Backward time divided by forward time of the work before the experts."""
         return self.backward_ratio if self.attention_backward_ratio is None else self.attention_backward_ratio
 
     @property
     def exchange_latency_s(self) -> float:
-        """Fixed seconds of an exchange between all ranks: that of its slowest link class, 0 for one rank."""
+        """Fixed time in seconds of an exchange between all ranks. It is that of the slowest kind of link, or 0 for one rank."""
         if self.num_ranks == 1:
             return 0.0
         return self.rdma_latency_s if self.num_nodes > 1 else self.peer_latency_s
@@ -281,11 +281,11 @@ class Cluster(ArrayValue):
 
     @property
     def rdma_bytes_per_s_per_rank(self) -> float:
-        """Cross-node bandwidth of one rank and direction when all ranks of its NIC send at once."""
+        """Bandwidth between nodes for one rank and direction if all ranks of its NIC send at once."""
         return self.rdma_bytes_per_s / self.nic_sharing
 
     def copy_seconds(self, num_bytes: float) -> tuple[float, float, float]:
-        """Seconds for one rank to copy `num_bytes`: inside its node, between nodes, and from its host store (inf without one)."""
+        """Returns the seconds for one rank to copy `num_bytes` inside its node, between nodes, and from a host store (or inf)."""
         return (
             num_bytes / self.peer_bytes_per_s + self.peer_latency_s,
             num_bytes / self.rdma_bytes_per_s_per_rank + self.rdma_latency_s,
@@ -293,7 +293,7 @@ class Cluster(ArrayValue):
         )
 
     def return_seconds(self, num_bytes: float) -> tuple[float, float]:
-        """Seconds to return one rank's replica gradient of `num_bytes`: inside its node, and between nodes."""
+        """Returns the seconds to return a replica gradient of `num_bytes` from one rank, inside its node and between nodes."""
         own = np.inf if self.return_bytes_per_s is None else self.return_bytes_per_s
         peer, rdma = min(self.peer_bytes_per_s, own), min(self.rdma_bytes_per_s_per_rank, own)
         return num_bytes / peer + self.peer_latency_s, num_bytes / rdma + self.rdma_latency_s

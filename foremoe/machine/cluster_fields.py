@@ -1,4 +1,4 @@
-"""Ranges of a `Cluster`'s fields, fields that tables leave out at their defaults, and the order in which ranks fill nodes."""
+"""Ranges of a `Cluster`'s fields, fields that are left out of tables if they have their default, and the order of nodes."""
 
 from functools import partial
 
@@ -7,7 +7,7 @@ import numpy as np
 from foremoe.base import fields
 from foremoe.base.arrays import Array
 
-# Plans number ranks with int16.
+# Plans store ranks as int16.
 MAX_RANKS = int(np.iinfo(np.int16).max)
 NODE_SIZE = 8
 CHECKS = (
@@ -26,9 +26,9 @@ CHECKS = (
     (partial(fields.real, high=1.0, open_low=False), ("copy_contention",)),
     (fields.flag, ("calibrated",)),
 )
-# How tokens travel to their experts.
+# Ways of sending tokens to their experts.
 DISPATCHES = ("pairs", "node")
-# Left out of tables at their defaults: what only a fit or a newer version knows, and how tokens travel.
+# Fields left out of tables if they have their default: fields that only a fit or a newer version knows, and the dispatch.
 OPTIONAL = (
     "dispatch", "attention_efficiency", "backward_ratio", "attention_backward_ratio", "layer_overhead_s", "pair_overhead_s",
     "residual", "precision", "tile_pairs", "element_overhead_s", "host_layer_s", "slot_backward_s",
@@ -36,7 +36,7 @@ OPTIONAL = (
 
 
 def nodes_in_order(num_ranks: int, ranks_per_node: int) -> Array:
-    """int32 [G]: ranks fill one node after the other; the last node may be smaller."""
+    """Returns int32 [G], the node of each rank if ranks fill one node after the other. The last node may be smaller."""
     num_ranks = fields.whole(num_ranks, "num_ranks", 1, MAX_RANKS)
     ranks_per_node = fields.whole(ranks_per_node, "ranks_per_node", 1, MAX_RANKS)
     return np.arange(num_ranks, dtype=np.int32) // np.int32(ranks_per_node)

@@ -6,7 +6,8 @@ from typing import Any
 from foremoe.base.errors import InputError
 from foremoe.base.fields import whole
 
-# What a family calls the width of an expert, and of its shared experts (None: by their number, in experts' widths).
+# Names of the config fields with the width of an expert and of shared experts, by family. If the second is None, shared experts
+# are as wide as routed ones, and their number is given.
 _FAMILIES: Mapping[str, tuple[str, str | None]] = {
     "qwen2_moe": ("moe_intermediate_size", "shared_expert_intermediate_size"),
     "qwen3_moe": ("moe_intermediate_size", None),
@@ -23,7 +24,7 @@ _MAX_LAYERS = 2**15 - 1  # plans number layers with int16
 
 
 def model_fields(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields of `Model` without name and source.
+    """Returns the fields of `Model` for a Hugging Face config, without name and source.
 
     Raises:
         InputError: The family is not supported, a figure is missing or None, or dense layers follow the first MoE layer.
@@ -31,7 +32,7 @@ def model_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     family = str(config.get("model_type"))
     if family not in _FAMILIES:
         known = ", ".join(_FAMILIES)
-        raise InputError(f"model_type {family[:40]!r} is not known; {known} are, give Model.of(...) for others.")
+        raise InputError(f"model_type {family[:40]!r} is not supported; use one of {known}, or Model.of(...).")
     ffn, shared = _FAMILIES[family]
 
     def size(*names: str, default: int | None = None) -> int:
@@ -56,7 +57,7 @@ def model_fields(config: Mapping[str, Any]) -> dict[str, Any]:
         kv_heads = size("num_key_value_heads", default=heads)
         out |= {"qk_head_dim": width, "v_head_dim": width, "attention_params": 2 * hidden * width * (heads + kv_heads)}
         return out | _with_linear_layers(config, size, out) if family == "qwen3_next" else out
-    # Latent attention: queries and keys with values go through narrow matrices, whose widths are the ranks.
+    # Latent attention: queries, keys and values go through narrow matrices whose widths are the config's ranks.
     rank, rope, nope, v = (size(n) for n in ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"))
     q_rank, q_width = size("q_lora_rank", default=0), heads * (nope + rope)
     queries = hidden * q_rank + q_rank * q_width if q_rank else hidden * q_width
@@ -65,7 +66,7 @@ def model_fields(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_linear_layers(config: Mapping[str, Any], size: Callable[..., int], full: Mapping[str, Any]) -> dict[str, Any]:
-    """Attention of a mean layer where only some have full attention, with gates as wide as their queries; others are linear."""
+    """Returns the attention of a mean layer. Some layers have full attention with gates as wide as queries, the others linear."""
     num_layers = size("num_hidden_layers")
     kinds = config.get("layer_types") or []
     interval = max(size("full_attention_interval", default=4), 1)
@@ -76,12 +77,12 @@ def _with_linear_layers(config: Mapping[str, Any], size: Callable[..., int], ful
     linear = hidden * (2 * key + 3 * value + 2 * size("linear_num_value_heads"))
     gated = full["attention_params"] + hidden * heads * full["qk_head_dim"]
     total = num_full * gated + (num_layers - num_full) * linear
-    # A linear layer's cost has no square of the length: fewer heads stand for the layers that have one.
+    # The cost of a linear layer does not grow with the square of the length, so the mean layer has fewer heads.
     return {"attention_params": total // num_layers, "num_heads": max(round(heads * num_full / num_layers), 1)}
 
 
 def _moe_layers(config: Mapping[str, Any], size: Callable[..., int]) -> tuple[int, int]:
-    """The number of the first MoE layer, and how many there are."""
+    """Returns the number of the first MoE layer and the number of MoE layers."""
     num_layers = whole(config.get("num_hidden_layers"), "num_hidden_layers", 1, _MAX_LAYERS)
     step = max(size("decoder_sparse_step", "moe_layer_freq", default=1), 1)
     dense = set(config.get("mlp_only_layers") or ())
@@ -91,6 +92,6 @@ def _moe_layers(config: Mapping[str, Any], size: Callable[..., int]) -> tuple[in
     if not moe or moe != list(range(moe[0], num_layers)):
         found = f"{len(moe)} of {num_layers} layers are MoE, and not the last ones"
         raise InputError(
-            f"{found}; foremoe prices dense layers before all others only, give Model.of(...) without the dense ones."
+            f"{found}; foremoe prices only dense layers before all others, so give Model.of(...) without the dense ones."
         )
     return moe[0], len(moe)

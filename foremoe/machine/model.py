@@ -1,4 +1,4 @@
-"""Model: the sizes of a Mixture-of-Experts model that planning and pricing need."""
+"""Model: the sizes of a Mixture-of-Experts model that are needed for planning and pricing."""
 
 import dataclasses
 import math
@@ -21,9 +21,9 @@ from foremoe.base.schema import MAX_JSON_BYTES, parse_json
 from foremoe.machine.hf_config import model_fields
 
 _FILE = "models.toml"
-# What a hub adds to the name of a model that was trained further, or stored otherwise.
+# Endings that hubs add to the name of a model that was trained further or stored in another format.
 _VARIANT = re.compile(r"-(instruct|thinking|chat|base|fp8|bf16|int8|awq|v?\d+(\.\d+)*)$")
-# Plans number layers and experts with int16.
+# Plans store layers and experts as int16.
 _MAX_NUMBER = int(np.iinfo(np.int16).max)
 _CHECKS = (
     (fields.text, ("name", "source")),
@@ -41,34 +41,34 @@ _CHECKS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """The sizes of one MoE model.
+    """Sizes of one MoE model.
 
-    It includes experts, attention, dense layers, embedding and head, but no norms, router or biases.
+    They include experts, attention, dense layers, embedding and head, but not norms, router and biases.
 
     Attributes:
         name: Name in reports and plans.
-        num_layers: Number of MoE layers; `first_moe_layer` dense layers come before them.
-        first_moe_layer: The model's own number of the first MoE layer; all later layers are MoE.
-        num_experts: Routed logical experts of a layer.
-        num_topk: Experts per token.
+        num_layers: Number of MoE layers. They follow `first_moe_layer` dense layers.
+        first_moe_layer: The model's own number of the first MoE layer. All later layers are MoE layers.
+        num_experts: Number of routed logical experts in a layer.
+        num_topk: Number of experts per token.
         hidden_size: Width of a token's activation.
         ffn_size: Intermediate width of one expert.
-        shared_ffn_size: Total intermediate width of a layer's shared experts, which serve every token; 0 without.
-        dense_ffn_size: Intermediate width of a dense layer; 0 if it is not known.
-        num_matrices: Weight matrices of hidden_size x ffn_size per expert; 3 for a gated MLP (gate, up, down).
-        bytes_per_weight: Bytes of a weight; 2 for bf16.
-        bytes_per_gradient: Bytes of a main gradient; 4 for fp32.
-        bytes_per_activation: Bytes of an activation; 2 for bf16.
-        attention_params: Number of attention weights in one layer; a token uses each once.
-        num_heads: Query heads.
+        shared_ffn_size: Total intermediate width of a layer's shared experts, which serve every token, or 0 without them.
+        dense_ffn_size: Intermediate width of a dense layer, or 0 if it is not known.
+        num_matrices: Number of weight matrices of hidden_size x ffn_size per expert. A gated MLP has 3 (gate, up, down).
+        bytes_per_weight: Size of a weight in bytes, 2 for bf16.
+        bytes_per_gradient: Size of a main gradient in bytes, 4 for fp32.
+        bytes_per_activation: Size of an activation in bytes, 2 for bf16.
+        attention_params: Number of attention weights in one layer. Each token uses every weight once.
+        num_heads: Number of query heads.
         qk_head_dim: Width of one head's score product.
         v_head_dim: Width of one head's value product.
-        num_expert_groups: Groups of the router's top-k choice (DeepSeek-V3 routes by group), 1 without groups.
-        vocab_size: Rows of the embedding and of the head, which do not share weights; 0 if they are not known.
+        num_expert_groups: Number of groups in the router's top-k choice (DeepSeek-V3 routes by group), or 1 without groups.
+        vocab_size: Number of entries in the embedding and in the head. If they share weights or their size is unknown, it is 0.
         source: Origin of the figures.
 
     Raises:
-        InputError: A figure is not allowed, num_topk exceeds num_experts, or the groups do not divide the experts.
+        InputError: A figure is out of range, num_topk exceeds num_experts, or the groups do not divide the experts.
     """
 
     name: str
@@ -102,7 +102,7 @@ class Model:
 
     @classmethod
     def preset(cls, name: str) -> Self:
-        """Returns a model shipped with foremoe; case does not matter. An InputError for an unknown name lists all presets.
+        """Returns a model shipped with foremoe. `name` is not case-sensitive. The InputError for an unknown name lists all names.
 
         Example:
             >>> foremoe.Model.preset("qwen3-30b-a3b").expert_bytes
@@ -114,19 +114,19 @@ class Model:
     def of(
         cls, *, num_layers: int, num_experts: int, num_topk: int, hidden_size: int, ffn_size: int, **others: Any
     ) -> Self:  # fmt: skip
-        """Makes a model from five sizes; `others` are further attributes by name.
+        """Creates a model from five sizes. `others` are further attributes by name.
 
-        By default all layers are MoE, and attention has heads of 128 and four square matrices.
+        By default, all layers are MoE layers, and attention has heads of width 128 and four square matrices.
 
         Raises:
-            InputError: As for `Model`.
+            InputError: A size is not allowed (see `Model`).
 
         Example:
             >>> own = foremoe.Model.of(num_layers=24, num_experts=64, num_topk=6, hidden_size=2048, ffn_size=1024)
             >>> own.num_heads, own.expert_bytes
             (16, 12582912)
         """
-        width = hidden_size if isinstance(hidden_size, int) else 0  # else refused below
+        width = hidden_size if isinstance(hidden_size, int) else 0  # other types are refused below
         assumed: dict[str, Any] = {
             "name": "own", "first_moe_layer": 0, "attention_params": 4 * width**2, "num_heads": max(width // 128, 1),
             "qk_head_dim": 128, "v_head_dim": 128, "source": "sizes as given; attention assumed",
@@ -154,17 +154,17 @@ class Model:
 
     @classmethod
     def matching(cls, num_layers: int, num_experts: int, num_topk: int) -> list[Self]:
-        """Returns the presets with these counts: exactly one if a trace's shape identifies its model."""
+        """Returns the presets with these counts. If there is exactly one, the shape of a trace identifies its model."""
         models = (cls.preset(name) for name in cls.preset_names())
         shape = (num_layers, num_experts, num_topk)
         return [m for m in models if (m.num_layers, m.num_experts, m.num_topk) == shape]
 
     @classmethod
     def from_dict(cls, table: Mapping[str, Any], where: str = "model") -> Self:
-        """Makes a model from a table of fields; fields with a default may be left out.
+        """Creates a model from a table of fields. Fields with a default may be left out.
 
         Raises:
-            InputError: Keys are unknown or missing, or `Model` refuses a field; the message starts with `where`.
+            InputError: Keys are unknown or missing, or `Model` refuses a field. The message starts with `where`.
         """
         known = {f.name: f.default is dataclasses.MISSING for f in dataclasses.fields(cls)}
         fields.check_keys(table, known, [name for name, required in known.items() if required], where)
@@ -173,16 +173,16 @@ class Model:
 
     @classmethod
     def from_toml(cls, path: str | os.PathLike[str]) -> Self:
-        """Reads a model from a TOML file of `to_toml`; raises InputError if there is none, or as `from_dict`."""
+        """Reads a model from a TOML file written by `to_toml`. Raises InputError if there is none, or as `from_dict` does."""
         return cls.from_dict(fields.read(path), where=repr(os.fspath(path)))
 
     @classmethod
     def from_hf(cls, path: str | os.PathLike[str]) -> Self:
-        """Reads the model from a Hugging Face `config.json`, or from its folder.
+        """Reads the model from a Hugging Face `config.json`, or from the folder that contains it.
 
-        Supports Qwen2-MoE, Qwen3-MoE and Qwen3-Next (its attention as the mean of its layers), DeepSeek-V2 and V3, Kimi-K2,
-        GLM-4.5, gpt-oss, Mixtral and OLMoE. Weights count as bf16, whatever the checkpoint has; layers of multi-token prediction
-        are left out.
+        Supports Qwen2-MoE, Qwen3-MoE, Qwen3-Next, DeepSeek-V2 and V3, Kimi-K2, GLM-4.5, gpt-oss, Mixtral and OLMoE. For
+        Qwen3-Next, the attention is the mean over its layers. Weights count as bf16 whatever the type of the checkpoint. Layers
+        for multi-token prediction are left out.
 
         Raises:
             InputError: The file does not exist, has an unsupported family, or lacks a size.
@@ -200,9 +200,9 @@ class Model:
             return cls(name=name, source=f"{file.name} of {name}", **model_fields(config))
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the fields as plain numbers and text, without shared experts and dense layers if there are none.
+        """Returns the fields as plain numbers and text. The widths of shared experts and dense layers are left out if they are 0.
 
-        ``Model.from_dict(m.to_dict()) == m``.
+        ``Model.from_dict(m.to_dict()) == m`` holds.
         """
         return {key: x for key, x in fields.scalars(self).items() if x or key not in ("shared_ffn_size", "dense_ffn_size")}
 
@@ -212,62 +212,62 @@ class Model:
 
     @property
     def expert_params(self) -> int:
-        """Weights of one expert."""
+        """Number of weights of one expert."""
         return self.num_matrices * self.hidden_size * self.ffn_size
 
     @property
     def expert_bytes(self) -> int:
-        """Bytes of one expert's weights, which one copy moves."""
+        """Size of one expert's weights in bytes. One copy transfers them."""
         return math.ceil(self.expert_params * self.bytes_per_weight)
 
     @property
     def gradient_bytes(self) -> int:
-        """Bytes of one expert's main gradient, which one gradient return moves."""
+        """Size of one expert's main gradient in bytes. One gradient return transfers it."""
         return math.ceil(self.expert_params * self.bytes_per_gradient)
 
     @property
     def flops_per_pair(self) -> float:
-        """Forward FLOPs of one (token, expert) pair: a multiply and an add per weight. Backward takes twice that."""
+        """Forward FLOPs of one (token, expert) pair, a multiply and an add per weight. The backward pass takes twice as many."""
         return 2.0 * self.expert_params
 
     @property
     def shared_params(self) -> int:
-        """Weights of a layer's shared experts."""
+        """Number of weights of a layer's shared experts."""
         return self.num_matrices * self.hidden_size * self.shared_ffn_size
 
     @property
     def token_bytes(self) -> int:
-        """Bytes that dispatch sends for one pair, and combine sends back."""
+        """Number of bytes that dispatch sends for one pair, and that combine sends back."""
         return math.ceil(self.hidden_size * self.bytes_per_activation)
 
     @property
     def moe_layer_L(self) -> Array:
-        """int32 [num_layers]: the model's own numbers of its MoE layers."""
+        """int32 [num_layers], the model's own numbers of its MoE layers."""
         return np.arange(self.first_moe_layer, self.first_moe_layer + self.num_layers, dtype=np.int32)
 
     def attention_flops(self, tokens: npt.ArrayLike, sum_len_sq: npt.ArrayLike) -> Array:
         """Returns the forward FLOPs of one layer's attention.
 
-        Projections take 2 FLOPs per weight and token. Scores and values take, per head and sequence of n tokens,
-        2 * (qk_head_dim + v_head_dim) * n^2 FLOPs, half of it under the causal mask. Every layer counts as full causal
-        attention, which is too much for long sequences in layers with a sliding window (every second one of gpt-oss).
+        Projections take 2 FLOPs per weight and token. Scores and values take 2 * (qk_head_dim + v_head_dim) * n^2 FLOPs per head
+        and sequence of n tokens, and half of that under the causal mask. Every layer counts as full causal attention. This
+        overestimates layers with a sliding window (every second one of gpt-oss) for long sequences.
 
         Args:
-            tokens: Number of tokens, any shape.
-            sum_len_sq: Sum of the squared sequence lengths; its shape must broadcast with `tokens`.
+            tokens: Number of tokens, of any shape.
+            sum_len_sq: Sum of the squared sequence lengths. Its shape must broadcast with that of `tokens`.
 
         Returns:
-            float64 of the common shape.
+            float64 array of the common shape.
 
         Raises:
-            InputError: An entry is negative or not a number, or shapes do not broadcast.
+            InputError: An entry is negative or not a number, or the shapes do not broadcast.
         """
         tokens_f, squares_f = _amounts(tokens, "tokens"), _amounts(sum_len_sq, "sum_len_sq")
         try:
             np.broadcast_shapes(tokens_f.shape, squares_f.shape)
         except ValueError as error:
             shapes = f"tokens has shape {list(tokens_f.shape)} and sum_len_sq {list(squares_f.shape)}"
-            raise InputError(f"{shapes}; give them one shape.") from error
+            raise InputError(f"{shapes}; give both the same shape.") from error
         score_width = self.num_heads * (self.qk_head_dim + self.v_head_dim)
         flops: Array = 2.0 * self.attention_params * tokens_f + float(score_width) * squares_f
         return flops
@@ -275,7 +275,7 @@ class Model:
 
 def _amounts(value: npt.ArrayLike, name: str) -> Array:
     try:
-        # float64 before any product: int32 counts would overflow.
+        # Converted to float64 before any product, because int32 counts would overflow.
         array = np.asarray(value, np.float64)
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(f"{name} must hold numbers, in rows of one length.") from error

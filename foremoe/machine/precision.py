@@ -1,16 +1,16 @@
-"""Precisions of GEMMs: the figures of a preset that differ from those for bf16."""
+"""Precisions of GEMMs, with the figures of a preset that differ from those for bf16."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from foremoe.base.errors import InputError
 
-# The precision of a preset's own figures; another one is a table of the figures that differ.
+# Precision of a preset's own figures. For another precision, the preset has a table of the figures that differ.
 DEFAULT = "bf16"
 
 
 def at_precision(table: Mapping[str, Any], precision: str) -> dict[str, Any]:
-    """Returns a preset's table with the figures of `precision`, without the tables of other precisions.
+    """Returns a preset's table with the figures for `precision`, without the tables for other precisions.
 
     Raises:
         InputError: The preset has no such precision.

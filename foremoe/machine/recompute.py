@@ -1,4 +1,4 @@
-"""Selective recompute: seconds of the forward parts that backward runs again."""
+"""Time of selective recompute, in which the backward pass runs parts of the forward pass again."""
 
 from collections.abc import Collection
 
@@ -10,19 +10,19 @@ from foremoe.machine.cluster import Cluster
 from foremoe.machine.elements import element_shares
 from foremoe.machine.model import Model
 
-# What may be recomputed: norms; the experts' activation; shared experts; scores and values; all of the experts' side.
+# Parts that can be recomputed: norms, the experts' activation, shared experts, scores and values, and everything in the experts.
 PARTS = ("layernorm", "moe_act", "mlp", "core_attn", "moe")
 
 
 def recompute_seconds(
     model: Model, cluster: Cluster, parts: Collection[str], tokens: npt.ArrayLike, sum_len_sq: npt.ArrayLike
 ) -> Array:
-    """Seconds that recomputation adds to one layer's backward on a rank with an even share of pairs, without exchanges.
+    """Returns the seconds that recomputation adds to the backward pass of a layer, for an even share of pairs, without exchanges.
 
     Args:
-        parts: Names from `PARTS`; others take no time here.
-        tokens: Number of tokens, any shape.
-        sum_len_sq: Sum of the squared sequence lengths; its shape must broadcast with `tokens`.
+        parts: Names from `PARTS`. Other names take no time here.
+        tokens: Number of tokens, of any shape.
+        sum_len_sq: Sum of the squared sequence lengths. Its shape must broadcast with that of `tokens`.
     """
     tokens_f = np.asarray(tokens, np.float64)
     norms, activation, moved = element_shares(model)

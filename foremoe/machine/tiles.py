@@ -1,4 +1,4 @@
-"""Tiles of grouped GEMMs: a slot computes its pairs, rounded up to whole tiles."""
+"""Tiles of grouped GEMMs. The pairs of a slot are rounded up to whole tiles."""
 
 from typing import Any
 
@@ -7,5 +7,5 @@ from foremoe.base.compiled import inner_kernel
 
 @inner_kernel
 def padded_pairs(quota: Any, tile: int) -> Any:
-    """Pairs that a GEMM computes for `quota` pairs of one slot, an integer; from Python also an array."""
+    """Returns the integer number of pairs that a GEMM computes for a slot's `quota` pairs. Python callers may pass an array."""
     return (quota + (tile - 1)) // tile * tile

@@ -1,4 +1,4 @@
-"""Trainer: optimizer state, groups that train together, and the time of a training step outside its stages."""
+"""Trainer: the optimizer state, the groups that train together, and the time of a training step outside its stages."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -13,25 +13,25 @@ _CHECKS = (
     (partial(fields.real, open_low=False), ("rollout_s",)),
 )
 
-# Parts of a step outside the stages for which its gain is told where nobody said the part: rollout that shares the GPUs and is
-# as long as training; and what published GRPO steps have (docs/simulator.md, the whole step).
+# Shares of a step outside the stages for which the gain is shown if the user did not give the share. The first is for rollout
+# that shares the GPUs and takes as long as training; published GRPO steps have the others (docs/simulator.md, the whole step).
 OUTSIDE_PERCENT = (50, 85, 95)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trainer:
-    """The trainer around a stage: memory and time that a whole training step adds.
+    """The training around a stage, which adds memory and time to a training step.
 
     Attributes:
-        optimizer_bytes: Bytes of optimizer state per parameter. Adam in mixed precision (arXiv 1910.02054, section 3.1) has 12:
-            fp32 master weight, first and second moment. 0 if they are in host memory during the stage.
-        data_parallel: EP groups that train together. They sum gradients, and each keeps its share of the optimizer state, as in
-            Megatron-LM's distributed optimizer and ZeRO.
-        rollout_share: Share of a training step outside the stages with static placement: rollout, rewards, moving weights. None:
-            not known, so the gain of a step is not known either.
-        rollout_s: Seconds outside the stages; overrides the share.
-        micro_steps: Micro-steps of a whole training step, over all its stages (recompute and update of 8 each: 16). Homes move
-            once per step, and a stage bears its share of that cost by micro-steps. None: it bears all of it.
+        optimizer_bytes: Bytes of optimizer state per parameter. Adam in mixed precision has 12 (arXiv 1910.02054, section 3.1):
+            an fp32 master weight and two moments. It is 0 if they are in host memory during the stage.
+        data_parallel: Number of EP groups that train together. They sum gradients, and each keeps its share of the optimizer
+            state, as in Megatron-LM's distributed optimizer and ZeRO.
+        rollout_share: Share of a training step outside the stages with static placement, for rollout, rewards and moving weights.
+            If None, the gain of a step is not known either.
+        rollout_s: Time outside the stages in seconds. Overrides the share.
+        micro_steps: Number of micro-steps in all stages of a training step, for example 16 if recompute and update have 8 each.
+            Homes move once per step, and a stage bears its share of that cost by micro-steps. If None, it bears all of it.
 
     Raises:
         InputError: A figure has a wrong type or range.
@@ -49,7 +49,7 @@ class Trainer:
             fields.whole(self.micro_steps, "micro_steps of Trainer", 1, 2**31 - 1)
 
     def share_of_step(self, micro_steps: int) -> float:
-        """Returns the share of once-per-step costs that a stage of `micro_steps` bears.
+        """Returns the share of the costs paid once per step that a stage of `micro_steps` bears.
 
         Raises:
             InputError: The stage has more micro-steps than the step.
@@ -62,18 +62,18 @@ class Trainer:
         return micro_steps / self.micro_steps
 
     def outside_s(self, static_s: float) -> float | None:
-        """Seconds of a step outside the stages, which take `static_s` with static placement; None if not known."""
+        """Returns the seconds of a step outside the stages, or None. With static placement, the stages take `static_s`."""
         if self.rollout_s is not None:
             return self.rollout_s
         return None if self.rollout_share is None else self.rollout_share / (1.0 - self.rollout_share) * static_s
 
     def step_speedup(self, stage_s: float, static_s: float) -> float | None:
-        """Returns a whole step's speed-up over static placement, with stages of `stage_s`; None if `outside_s` is not known."""
+        """Returns the speed-up of a whole step over static placement, or None if it is not known. Stages take `stage_s`."""
         outside_s = self.outside_s(static_s)
         return None if outside_s is None else (outside_s + static_s) / (outside_s + stage_s)
 
 
 def step_speedups(stage_s: float, static_s: float) -> dict[str, float]:
-    """Returns the speed-up of a whole step by percentage outside the stages with static placement, for `OUTSIDE_PERCENT`."""
+    """Returns the speed-up of a whole step for each percentage in `OUTSIDE_PERCENT` of static time outside the stages."""
     shares = {str(percent): percent / 100 for percent in OUTSIDE_PERCENT}
     return {name: 1.0 / (share + (1.0 - share) * stage_s / static_s) for name, share in shares.items()}

@@ -1,4 +1,4 @@
-"""Seconds of the work before a layer's experts, and of dense layers, on one rank in one forward pass."""
+"""Time of the work before a layer's experts, and of dense layers, on one rank in one forward pass."""
 
 import numpy as np
 import numpy.typing as npt
@@ -10,21 +10,21 @@ from foremoe.machine.model import Model
 
 
 def window_seconds(model: Model, cluster: Cluster, tokens: npt.ArrayLike, sum_len_sq: npt.ArrayLike) -> Array:
-    """Seconds of attention, shared experts and all other work of tokens on their own rank.
+    """Returns the seconds of attention, shared experts and all other work on a rank's own tokens.
 
     Args:
-        tokens: Number of tokens, any shape.
-        sum_len_sq: Sum of the squared sequence lengths; its shape must broadcast with `tokens`.
+        tokens: Number of tokens, of any shape.
+        sum_len_sq: Sum of the squared sequence lengths. Its shape must broadcast with that of `tokens`.
 
     Returns:
-        float64 of the common shape.
+        float64 array of the common shape.
     """
     element_s = token_element_seconds(model, cluster)
     return _seconds(model, cluster, tokens, sum_len_sq, model.shared_params, element_s)
 
 
 def dense_layer_seconds(model: Model, cluster: Cluster, tokens: npt.ArrayLike, sum_len_sq: npt.ArrayLike) -> Array:
-    """Seconds of a whole dense layer, like `window_seconds`; 0 if its width is not known."""
+    """Returns the seconds of a whole dense layer, with arguments as in `window_seconds`. They are 0 if its width is not known."""
     if not model.dense_ffn_size:
         return np.zeros(np.broadcast_shapes(np.shape(tokens), np.shape(sum_len_sq)))
     params = model.num_matrices * model.hidden_size * model.dense_ffn_size

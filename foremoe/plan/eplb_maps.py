@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 class EplbMaps(NamedTuple):
-    """Placement as EPLB's ``rebalance_experts`` returns it, in its order; without the first axis for a single layer.
+    """A placement in the form and order of EPLB's ``rebalance_experts``. For a single layer, the first axis is left out.
 
     Attributes:
-        phy2log: int64 [L, P], logical expert in every physical slot; slot ``g*S + s`` is on rank g.
-        log2phy: int64 [L, E, X], physical experts of every logical one in ascending order, padded with -1.
-        logcnt: int64 [L, E], number of these; at least 1.
+        phy2log: Logical expert in every physical slot, int64 [L, P]. Slot ``g*S + s`` is on rank g.
+        log2phy: Physical experts of every logical expert in ascending order, int64 [L, E, X], padded with -1.
+        logcnt: Number of physical experts of every logical expert, int64 [L, E], at least 1.
     """
 
     phy2log: Array
@@ -30,12 +30,12 @@ class EplbMaps(NamedTuple):
 
 
 def eplb_maps(plan: Plan, layer: int | None, micro_step: int | None) -> EplbMaps:
-    """See `Plan.to_eplb`."""
+    """Returns the arrays of EPLB for a plan, as described in `Plan.to_eplb`."""
     for name, value, length in (("layer", layer, plan.L), ("micro_step", micro_step, plan.M)):
         if value is not None and value not in range(length):
             raise InputError(f"{name}={value} does not exist; the plan has {length}.")
     if micro_step is None and (plan.expert_MLGS != plan.expert_MLGS[:1]).any():
-        raise InputError(f"the placement differs between the plan's {plan.M} micro-steps; choose one by micro_step=.")
+        raise InputError(f"the placement differs between the plan's {plan.M} micro-steps; choose one with micro_step=.")
     expert_LGS = plan.expert_MLGS[micro_step or 0].astype(np.int64)
     phy2log = np.stack([_filled(expert_GS, plan.E).reshape(-1) for expert_GS in expert_LGS])
     logcnt = np.stack([np.bincount(row_P, minlength=plan.E) for row_P in phy2log])
@@ -50,10 +50,10 @@ def eplb_maps(plan: Plan, layer: int | None, micro_step: int | None) -> EplbMaps
 
 
 def _filled(expert_GS: Array, num_experts: int) -> Array:
-    """The placement with an expert in every slot.
+    """Returns the placement with an expert in every slot.
 
-    An empty slot gets one more copy of the rank's own expert that has the fewest on other ranks: an even split then leaves the
-    loads of ranks alone wherever a rank has an expert that is nowhere else.
+    An empty slot gets another copy of the rank's own expert that has the fewest copies on other ranks. If that expert is on no
+    other rank, an even split then leaves the loads of all ranks unchanged.
     """
     filled_GS = expert_GS.copy()
     count_E = np.bincount(expert_GS[expert_GS >= 0], minlength=num_experts)

@@ -1,4 +1,4 @@
-"""Figures of a finished plan, computed from its arrays, for the lines of `compare`."""
+"""Figures of a finished plan, computed from its arrays, for the rows of `compare`."""
 
 from typing import Any
 
@@ -24,9 +24,9 @@ FIGURES = (
 def plan_figures(
     name: str, problem: Problem, plan: Plan, *, static_s: float, counted_ML: Array | None = None, trainer: Trainer | None = None
 ) -> dict[str, Any]:
-    """Returns one line of `compare` over the counted rows (default: all); the caller fills in ``plan_us_per_layer``.
+    """Returns one row of `compare` over the counted rows of the plan. The caller fills in ``plan_us_per_layer``.
 
-    `static_s` is the predicted time of static placement over the same rows, in seconds.
+    `static_s` is the predicted time of static placement over the same rows, in seconds. By default, all rows are counted.
     """
     counted_ML = np.ones((plan.M, plan.L), bool) if counted_ML is None else counted_ML
     num_rows = int(counted_ML.sum())
@@ -47,9 +47,10 @@ def plan_figures(
 
 
 def stage_seconds(plan: Plan, counted_ML: Array | None = None) -> tuple[float, float]:
-    """Predicted seconds of the counted rows (default: all), and those of weight and gradient transfers in them.
+    """Returns the predicted seconds of the counted rows, and those of weight and gradient transfers in them.
 
-    If homes move, the first figure leaves weight transfers out: such plans are scored for their balance.
+    By default, all rows are counted. If homes move, the first figure leaves transfers out, because such plans are scored for
+    their balance.
     """
     counted_ML = np.ones((plan.M, plan.L), bool) if counted_ML is None else counted_ML
     parts = {name: float(part[counted_ML].sum()) for name, part in plan.cost_ML.parts().items()}
@@ -68,12 +69,12 @@ def plan_fit(problem: Problem, plan: Plan, trainer: Trainer | None = None) -> Fi
 
 
 def memory_figures(verdict: Fit) -> dict[str, Any]:
-    """Returns the verdict on memory as fields of a line."""
+    """Returns the result of the memory check as fields of a row."""
     return {"peak_bytes": verdict.peak_bytes, "peak_bytes_with_reforward": verdict.reforward_bytes, "fits": verdict.fits}
 
 
 def host_bytes(problem: Problem, plan: Plan) -> int:
-    """Bytes of the fullest node's host store, which holds once every expert that the plan copies from it."""
+    """Returns the bytes of the fullest node's host store, which holds every expert once that the plan copies from it."""
     t = plan.transfers
     host_C = t.link_C == Link.HOST
     node_C = problem.cluster.node_of_rank_G[t.dst_C[host_C]].astype(np.int64)
@@ -82,20 +83,20 @@ def host_bytes(problem: Problem, plan: Plan) -> int:
 
 
 def slots_per_rank(plan: Plan) -> int:
-    """Redundant slots per rank that the plan needs: all, or none if it makes no replica."""
+    """Returns the number of redundant slots per rank that the plan needs, which is 0 if it has no replicas."""
     return plan.S - plan.B if (plan.quota_MLGS[..., plan.B :] > 0).any() else 0
 
 
 def max_fanout(plan: Plan, counted_ML: Array) -> int:
-    """Largest number of copies that leave one rank for one counted row: slots that serve an expert away from its home."""
+    """Returns the most copies that leave one rank for one counted row. A copy is a slot that serves an expert away from home."""
     replicas = Replicas.of(plan, counted_ML)
     return int(np.bincount(replicas.row_Z * plan.G + replicas.home_Z).max(initial=0))
 
 
 def traffic(problem: Problem, plan: Plan, counted_ML: Array | None = None) -> tuple[float, dict[str, float]]:
-    """Moves per counted row (default: all), and bytes per row by link class: weights for every pass and returned gradients.
+    """Returns the moves per counted row (default: all), and the bytes of weights and gradients per row by kind of link.
 
-    A move is a new replica; where homes move, it is a slot whose expert its rank did not hold in the micro-step before.
+    A move is a new replica. If homes move, it is a slot whose expert the rank did not hold in the micro-step before.
     """
     counted_ML = np.ones((plan.M, plan.L), bool) if counted_ML is None else counted_ML
     num_rows = counted_ML.sum()
@@ -116,7 +117,7 @@ def _copy_bytes(problem: Problem, plan: Plan, counted_ML: Array) -> tuple[int, d
 
 
 def _move_bytes(problem: Problem, plan: Plan, counted_ML: Array) -> tuple[int, dict[str, float]]:
-    """An expert that comes to a rank travels inside the node if any rank of it held the expert before."""
+    """Counts moves between micro-steps. An expert is sent inside the node if any rank of the node held it before."""
     model, node_G = problem.model, problem.cluster.node_of_rank_G
     link_bytes, moves = {link.name.lower(): 0.0 for link in Link}, 0
     before_LGE = np.zeros((plan.L, plan.G, plan.E), bool)
@@ -135,7 +136,7 @@ def _move_bytes(problem: Problem, plan: Plan, counted_ML: Array) -> tuple[int, d
 
 
 def _contents(plan: Plan, micro_step: int) -> Array:
-    """bool [L, G, E]: the experts in the slots of every rank."""
+    """Returns bool [L, G, E], the experts in the slots of every rank."""
     held_LGE = np.zeros((plan.L, plan.G, plan.E), bool)
     at_L, at_G, at_S = np.nonzero(plan.expert_MLGS[micro_step] >= 0)
     held_LGE[at_L, at_G, plan.expert_MLGS[micro_step][at_L, at_G, at_S]] = True

@@ -1,4 +1,4 @@
-"""Plan files: a plan's arrays and one JSON header; docs/plan-format.md is the contract."""
+"""Plan files, with a plan's arrays and one JSON header. docs/plan-format.md specifies the format."""
 
 import dataclasses
 import functools
@@ -26,24 +26,24 @@ from foremoe.workload.dealing import Dealt
 
 
 def _names(words: str) -> dict[str, str]:
-    """Names in the file, each with the attribute that it holds: ``name``, or ``name=attribute`` where they differ."""
+    """Returns names in the file, each with the attribute that it holds. A word is ``name``, or ``name=attribute``."""
     return {name: attribute or name for name, _, attribute in (word.partition("=") for word in words.split())}
 
 
-# A file keeps its names for ever. Where an attribute is renamed, write `name_in_file=new_attribute` here.
+# Names in a file never change. If an attribute is renamed, write `name_in_file=new_attribute` here.
 PLAN = _names("home_LE load_MLE expert_MLGS quota_MLGS bound_ML load_bound_ML stop_ML")
 TRANSFERS = _names("micro_step_C layer_C phase_C expert_C src_C dst_C slot_C link_C buffer_C need_C after_C")
 COST = _names("window_s dispatch_s compute_s combine_s transfer_s gradient_s")
 SCHEDULE_ARRAYS = _names("micro_step_X phase_X chunk_X chunk_L block_L")
 HEADER_ARRAYS = _names("moe_layer_L")
 HEADER = _names("planner redundant slot_depth replicas keeps_homes trace_id foremoe")
-# Of files of format 1 that were written before 22 November 2026.
+# Name in files of format 1 that were written before 22 November 2026.
 _OLD_LINKS = "transfers.path_C"
 KEY = _names("step stage mini_batch ep_group")
 SCHEDULE = _names("num_chunks reforward")
 COST_MODEL = _names("objective overlap")
 DEALT = _names("tokens_per_rank packer seed over_budget dropped_micro_steps")
-# The keys of a model's and a cluster's TOML table.
+# The keys of the TOML tables of a model and a cluster.
 MODEL = _names(
     "name num_layers first_moe_layer num_experts num_topk hidden_size ffn_size num_matrices bytes_per_weight"
     " bytes_per_gradient bytes_per_activation attention_params num_heads qk_head_dim v_head_dim num_expert_groups"
@@ -59,7 +59,7 @@ CLUSTER = _names(
 
 
 def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
-    """Writes `plan`; the bytes depend on the plan alone. Raises InputError if the file cannot be written."""
+    """Writes `plan` to a file. The bytes depend only on the plan. Raises InputError if the file cannot be written."""
     head = plan.header
     arrays = (
         _stored(plan, PLAN)
@@ -81,12 +81,11 @@ def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
 
 
 def load_plan(path: str | os.PathLike[str]) -> Plan:
-    """Reads a file of `save_plan`; ignores unknown tensors and header keys.
+    """Reads a file written by `save_plan`. Unknown tensors and header keys are ignored.
 
     Raises:
-        InputError: The file does not exist, is truncated, changed or of a newer format, lacks a field, has a field whose type,
-            shape
-            or range breaks the format, or has an older format with features that plans no longer support.
+        InputError: The file does not exist, is truncated or changed, has a newer format, lacks a field, or has a field whose
+            type, shape or range breaks the format. Or it has an older format with features that plans no longer support.
     """
     header, tensors = read_tensors(path, "plan", FORMAT_VERSION)
     if header["format"] == 1 and _OLD_LINKS in tensors:
@@ -96,7 +95,7 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
             header = _updated(header, tensors)
         fault = next(faults(header, header_schema()), None)
         if fault is not None:
-            raise InputError(f"{fault}; docs/plan-format.md says what a plan file holds.")
+            raise InputError(f"{fault}; see docs/plan-format.md for the format of plan files.")
         plan = _plan_of(header, tensors)
         require_numbered(plan)
     return plan
@@ -111,10 +110,10 @@ def header_schema() -> dict[str, Any]:
 
 
 def _updated(header: dict[str, Any], tensors: Mapping[str, Array]) -> dict[str, Any]:
-    """The header of a file of format 1 or 2 as that of format 3."""
+    """Converts the header of a file of format 1 or 2 to that of format 3."""
     slots, order_M = header["slots"], tensors["order_M"]
     if slots["kind"] != "SharedSlots" or not np.array_equal(order_M, np.arange(len(tensors["load_MLE"]))):
-        raise InputError("resident slots and orders of micro-steps are not read any more; plan again.")
+        raise InputError("resident slots and orders of micro-steps are no longer supported; plan again.")
     return {**header, "slot_depth": slots["depth"]}
 
 
@@ -146,12 +145,12 @@ def _plan_of(header: dict[str, Any], tensors: dict[str, Array]) -> Plan:
 
 
 def _stored(value: Any, names: Mapping[str, str], prefix: str = "") -> dict[str, Any]:
-    """What the file holds of a value (attributes) or of a table (keys; absent ones stay absent)."""
+    """Returns the file's entries for the attributes of a value or the keys of a table. Missing keys remain missing."""
     if not isinstance(value, dict):
         value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     return {prefix + name: value[attribute] for name, attribute in names.items() if attribute in value}
 
 
 def _loaded(stored: Mapping[str, Any], names: Mapping[str, str], prefix: str = "") -> dict[str, Any]:
-    """Attributes by name; what the file lacks keeps its default."""
+    """Returns attributes by name. Attributes that the file lacks keep their defaults."""
     return {attribute: stored[prefix + name] for name, attribute in names.items() if prefix + name in stored}

@@ -1,4 +1,4 @@
-"""PlanHeader: the origin of a plan, so that a plan file is self-contained."""
+"""PlanHeader: the origin of a plan, which makes a plan file self-contained."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -21,13 +21,13 @@ FORMAT_VERSION = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanKey:
-    """Identifies the part of training that a plan is for.
+    """Position of a plan in training.
 
     Attributes:
-        step: Number of the RL step.
-        stage: ``"recompute"`` or ``"update"``.
-        mini_batch: Number of the mini-batch in the step.
-        ep_group: Number of the EP group.
+        step: Index of the RL step.
+        stage: Stage of the RL step, ``"recompute"`` or ``"update"``.
+        mini_batch: Index of the mini-batch in the step.
+        ep_group: Index of the EP group.
     """
 
     step: int = 0
@@ -43,18 +43,23 @@ class PlanKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PlanHeader(ArrayValue):
-    """Origin of a plan: its inputs, and the version of foremoe. It has no clock, host name or weight version.
+    """Origin of a plan: its inputs and the version of foremoe. It contains no time, host name or weight version.
 
     Attributes:
-        planner: The planner as text, its repr.
-        redundant: R, redundant slots per rank.
-        slot_depth: Buffers per redundant slot; see `Problem`.
-        replicas: ``"any"``, or ``"node"``: none leaves its home's node.
-        keeps_homes: Whether experts keep their homes; if not, the plan is scored, never executed.
-        moe_layer_L: int32 [L], the model's own layer numbers.
+        key: Position of the plan in training.
+        planner: Repr of the planner.
+        model: Sizes of the model.
+        cluster: Ranks and links.
+        cost: Cost model, including the objective.
+        schedule: Order of passes.
+        redundant: R, the number of redundant slots per rank.
+        slot_depth: Number of buffers per redundant slot (see `Problem`).
+        replicas: Ranks allowed for replicas: ``"any"``, or ``"node"`` if replicas stay inside the node of their home.
+        keeps_homes: Whether experts keep their homes. If not, the plan is scored and never executed.
+        moe_layer_L: The model's own layer numbers, int32 [L].
         trace_id: Id of the trace that was counted, or empty.
-        dealt: How whole sequences were packed, or None.
-        foremoe: Version that made the plan; empty if unknown, as in files of format 1.
+        dealt: Record of how whole sequences were packed, or None.
+        foremoe: Version that made the plan. It is empty if not known, as in files of format 1.
     """
 
     key: PlanKey
@@ -84,7 +89,7 @@ class PlanHeader(ArrayValue):
 
     @property
     def num_buffers(self) -> int:
-        """Buffers on one rank, each of the size of one expert."""
+        """Number of buffers on one rank, each the size of one expert."""
         return self.redundant * self.slot_depth
 
 

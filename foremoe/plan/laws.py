@@ -1,6 +1,6 @@
-"""The validity laws of the plan IR, vectorised: each check returns what is violated, where, with the numbers.
+"""The validity laws of the plan IR. Each check is vectorised and returns the violations with their places and numbers.
 
-Unlike planners and `derive_transfers`, checks derive nothing: they look only at the finished arrays.
+Unlike planners and `derive_transfers`, checks derive nothing. They look only at the finished arrays.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 
 # Letters: M micro-steps, L layers, N = M*L rows, G ranks, E experts, B base slots, S slots.
 
-# A search proves an optimum up to its own tolerance.
+# Searches prove optimality up to a tolerance.
 PROVEN = 1.0 + 1e-5
 # Sums of floats are compared up to rounding, which differs between machines.
 _CLOSE = 1e-9
-# Rows of which a solver may have proven more than the bounds do.
+# Rows for which a solver may have proven more than the bounds of `foremoe.problem.bounds` do.
 _SEARCHED = (Stop.OPTIMAL, Stop.LIMIT, Stop.CANCELLED, Stop.FELL_BACK)
 
 
 def plan_violations(plan: Plan, problem: Problem | None = None) -> list[PlanError]:
-    """Lists every law that a plan violates; with `problem`, also where the plan does not belong to it."""
+    """Lists every law that a plan violates. With `problem`, also lists where the plan does not belong to it."""
     found = Violations(plan.L)
     uses = _check_header(found, plan)
     if problem is not None:
@@ -69,7 +69,7 @@ def _check_header(found: Violations, plan: Plan) -> Uses | None:
         sizes = f"{head.schedule.M} x {len(head.moe_layer_L)} rows"
         found.add("header", f"schedule and layer ids are for {sizes}; the plan has {M} x {L}.")
     if head.schedule.trains != (head.key.stage == "update"):
-        found.add("header", f"a plan of stage {head.key.stage} has a schedule of the other one.")
+        found.add("header", f"a plan of stage {head.key.stage} has a schedule of the other stage.")
     uses = None
     try:
         uses = head.schedule.uses(L)
@@ -85,7 +85,7 @@ def _check_header(found: Violations, plan: Plan) -> Uses | None:
 
 
 def _check_numbers(found: Violations, plan: Plan) -> None:
-    """Costs are seconds, bounds lie below what the plan reaches, and rows are called optimal only where a bound proves it."""
+    """Checks that costs are finite, that bounds are below the plan's values, and that optimality is only claimed with a proof."""
     for name, part_ML in plan.cost_ML.parts().items():
         odd_N = ~np.isfinite(part_ML.ravel()) | (part_ML.ravel() < -_CLOSE)
         found.mask("cost", odd_N, "N", lambda i, name=name, part_ML=part_ML: f"{name} is {part_ML.ravel()[i[0]]:.6g} s")  # type: ignore[misc]
@@ -100,12 +100,12 @@ def _check_numbers(found: Violations, plan: Plan) -> None:
             "bound", apart_N, "N", lambda i: f"the bound of the load, {load_bound_N[i[0]]:.6g}, is not {bound_N[i[0]]:.6g}"
         )
     if not plan.header.keeps_homes:
-        # Bounds are of placements that keep homes, and so of no others.
+        # Bounds hold only for placements that keep homes.
         found.mask("bound", stop_N == Stop.OPTIMAL, "N", lambda i: "a row that moves homes is called optimal")
         return
     load_N, objective_N = plan.load_NG.max(axis=1), plan.objective_ML.ravel()
     found.mask("bound", load_bound_N > load_N, "N", lambda i: f"the load bound exceeds the largest rank load {load_N[i[0]]}")
-    # A cost is a sum of floats; the bound may meet it only up to rounding.
+    # A cost is a sum of floats, so the bound may equal it only up to rounding.
     over_N = bound_N > objective_N * (1 + _CLOSE)
     found.mask("bound", over_N, "N", lambda i: f"the bound exceeds the plan's own {objective_N[i[0]]:.6g}")
     unproven_N = (stop_N == Stop.OPTIMAL) & (objective_N > bound_N * PROVEN)
@@ -115,7 +115,7 @@ def _check_numbers(found: Violations, plan: Plan) -> None:
 
 
 def _check_prices(found: Violations, plan: Plan, problem: Problem) -> None:
-    """Costs and bounds are those of the problem."""
+    """Checks that costs and bounds are those of the problem."""
     cost, load_bound_N, bound_N = price(problem, plan.placement), load_bound(problem), row_bound(problem)
     have, total_N = plan.cost_ML.reshape(plan.N), cost.total_s
 
@@ -129,7 +129,7 @@ def _check_prices(found: Violations, plan: Plan, problem: Problem) -> None:
         )  # fmt: skip
     searched_N = np.isin(plan.stop_ML.ravel(), _SEARCHED)
     balance = plan.header.cost.objective == "balance"
-    # Rows that no search proved are settled only as far as their own largest load allows.
+    # Rows that no search has proven are settled only as far as their own largest load allows.
     settles = balance and plan.header.keeps_homes
     most_N = settled_load_bound(problem, plan.load_NG.max(axis=1).astype(np.float64)) if settles else load_bound_N
     for mine_ML, theirs_N, up_to_N, may_rise_N in (

@@ -16,18 +16,17 @@ from foremoe.plan.transfers import Link, TransferList
 
 _PEER, _RDMA, _HOST = int(Link.PEER), int(Link.RDMA), int(Link.HOST)
 _IN, _OUT, _FROM_STORE, _TO_STORE = 0, 2, 4, 5
-_AHEAD = 2  # uses that a copy may be ahead, as the engine has it by default
+_AHEAD = 2  # number of uses that a copy may be ahead, the default of the engine
 
 
 def choose_links(
     transfers: TransferList, home_LE: Array, cluster: Cluster, expert_bytes: int, allowed: Collection[Link] = tuple(Link), *,
     relay: int = 0, hide_U: Array | None = None,
 ) -> TransferList:  # fmt: skip
-    """Returns the copies of a plan with `link_C` and `src_C` as `Deadline` chooses them.
+    """Returns the copies of a plan with `link_C` and `src_C` as chosen by `Deadline`.
 
-    A copy for which no link is `allowed` keeps the link from its home rank. `hide_U` are the seconds of each use that its copies
-    can
-    overlap with; without them host stores count as full and no copy overlaps.
+    A copy for which no link is `allowed` keeps the link from its home rank. `hide_U` is the time in seconds of each use that its
+    copies can overlap with. Without it, host stores are assumed to be full, and no copy overlaps.
     """
     L, E = home_LE.shape
     base = E // cluster.num_ranks
@@ -54,7 +53,7 @@ def choose_links(
     begin_U = np.zeros(0) if hide_U is None else np.cumsum(hide_U) - hide_U
     stored_VX = np.full((cluster.num_nodes, L * E), 0.0 if hide_U is None else np.inf)
     free_6G = np.zeros((6, cluster.num_ranks))
-    # On the timeline a copy has its NIC to itself, one after the other; by use, all ranks of a NIC count as sending at once.
+    # On the timeline, copies use a NIC one after the other. By use, all ranks of a NIC are assumed to send at once.
     rdma_s = expert_bytes / cluster.rdma_bytes_per_s + cluster.rdma_latency_s
     stores = _Stores(
         expert_C, begin_U, stored_VX, free_6G, cluster.nic_of_rank_G, rdma_s, np.zeros(2), cluster.copy_contention
@@ -74,7 +73,7 @@ class _Wanted(NamedTuple):
 
 
 class _Links(NamedTuple):
-    """Seconds of a copy by `Link`, and when each rank's links are free again: out and in by link class, from the host."""
+    """Seconds of a copy by `Link`, and the times at which each rank's links are free: out and in by kind, and from the host."""
 
     node_G: Array
     seconds: Array
@@ -84,16 +83,16 @@ class _Links(NamedTuple):
 
 
 class _Stores(NamedTuple):
-    """The timeline of a plan, in seconds, as far as it tells what host stores are good for."""
+    """The timeline of a plan in seconds, as far as it is needed to judge host stores."""
 
     expert_C: Array  # layer * E + expert of every copy
-    begin_U: Array  # when a use begins if no copy is late; empty: not known, stores are full
-    stored_VX: Array  # when a node's store has an expert; inf: nothing reads it there so far
-    free_6G: Array  # when links of a rank (RDMA: of a NIC) are free: `_IN` + class, `_OUT` + class, `_FROM_STORE`, `_TO_STORE`
+    begin_U: Array  # time at which a use begins if no copy is late; empty if not known, with full stores
+    stored_VX: Array  # time at which a node's store has an expert; inf if nothing reads it there so far
+    free_6G: Array  # times at which links of a rank (RDMA: NIC) are free: `_IN` + kind, `_OUT` + kind, `_FROM_STORE`, `_TO_STORE`
     nic_G: Array
-    rdma_s: float  # seconds of a copy over a NIC that nobody else uses
-    late_2: Array  # by how much copies have delayed the uses before this one, and by how much with this one
-    contention: float  # compute lost per second of a copy
+    rdma_s: float  # seconds of a copy over a NIC without other traffic
+    late_2: Array  # delay by copies up to the use before this one, and up to this one
+    contention: float  # compute time lost per second of a copy
 
 
 class _Holders(NamedTuple):
@@ -102,8 +101,8 @@ class _Holders(NamedTuple):
     expert_C: Array  # layer * E + expert
     rank_C: Array
     until_C: Array
-    end_C: Array  # when it is there, in the use it was sent for
-    hops_C: Array  # how many ranks passed it on, in that use
+    end_C: Array  # time at which it arrives, in the use for which it was sent
+    hops_C: Array  # number of ranks that passed it on, in that use
     next_C: Array
     head_X: Array
 
@@ -134,7 +133,7 @@ def _choose(wanted, links, stores, most_hops, holders, link_C, src_C):
             links.host_G[dst] = by_host
             if stores.begin_U.size > 0:
                 _take(c, need, src, dst, _HOST, links, stores)
-            continue  # what came from the host is not passed on
+            continue  # a copy from the host is not passed on
         link_C[c], src_C[c] = link, src
         links.out_2G[link, src] = end
         links.in_2G[link, dst] = end
@@ -147,14 +146,14 @@ def _choose(wanted, links, stores, most_hops, holders, link_C, src_C):
 
 @kernel
 def _arrival(ready, src, dst, links):
-    """Link between two ranks, and when a copy that may leave at `ready` arrives by it."""
+    """Returns the link between two ranks, and the arrival of a copy that may leave at `ready`."""
     link = _PEER if links.node_G[src] == links.node_G[dst] else _RDMA
     return link, max(ready, max(links.out_2G[link, src], links.in_2G[link, dst])) + links.seconds[link]
 
 
 @kernel
 def _sent_s(ready, src, dst, link, links, stores):
-    """When an expert that may leave at `ready` arrives over a link between ranks."""
+    """Returns the arrival of an expert that may leave at `ready`, over a link between ranks."""
     if link == _PEER:
         return max(ready, max(stores.free_6G[_OUT, src], stores.free_6G[_IN, dst])) + links.seconds[_PEER]
     out, into = stores.nic_G[src], stores.nic_G[dst]
@@ -163,7 +162,7 @@ def _sent_s(ready, src, dst, link, links, stores):
 
 @kernel
 def _stored_s(c, home, dst, links, stores):
-    """When an expert has been sent to the store of `dst` (0: nothing was to be sent), and when it is stored."""
+    """Returns the times at which an expert has been sent to the store of `dst` (0: it is not sent), and is stored."""
     sent, stored = 0.0, stores.stored_VX[links.node_G[dst], stores.expert_C[c]]
     if stored == np.inf:
         writer = home
@@ -175,7 +174,7 @@ def _stored_s(c, home, dst, links, stores):
 
 @kernel
 def _store_pays(c, need, home, dst, links, stores):
-    """True if copy `c` ends too late from its home, and from the host store so much sooner that it is worth what that slows."""
+    """Returns True if copy `c` arrives late from its home, and the host store is enough faster to be worth the slowdown."""
     link = _PEER if links.node_G[home] == links.node_G[dst] else _RDMA
     ready, due = stores.begin_U[max(0, need - _AHEAD)] + stores.late_2[0], stores.begin_U[need] + stores.late_2[0]
     direct = _sent_s(ready, home, dst, link, links, stores)
@@ -191,7 +190,7 @@ def _store_pays(c, need, home, dst, links, stores):
 
 @kernel
 def _take(c, need, src, dst, link, links, stores):
-    """Copy `c` takes its links, and those of the filling that it is the first to need."""
+    """Reserves the links of copy `c`, and those for filling the store if this copy is the first to need the expert there."""
     free_6G, node, nic_G = stores.free_6G, links.node_G[dst], stores.nic_G
     ready = stores.begin_U[max(0, need - _AHEAD)] + stores.late_2[0]
     if link == _HOST:
@@ -219,7 +218,7 @@ def _add_holder(c, holders):
 
 @kernel
 def _best_holder(mine, need, dst, best, most_hops, wanted, links, holders):
-    """Copy whose rank can pass it on as copy `mine` before `best` (-1: none), when that arrives, and its hops so far."""
+    """Returns the copy whose rank can pass it on as copy `mine` before `best` (-1: none), its arrival, and its hops so far."""
     rank_C, until_C, next_C, head_X = holders.rank_C, holders.until_C, holders.next_C, holders.head_X
     need_C, end_C, hops_C = wanted.need_C, holders.end_C, holders.hops_C
     expert = holders.expert_C[mine]
@@ -227,7 +226,7 @@ def _best_holder(mine, need, dst, best, most_hops, wanted, links, holders):
     before, c = np.int64(-1), head_X[expert]
     while c >= 0:
         after, holder = next_C[c], rank_C[c]
-        if until_C[c] < need:  # overwritten by now, and uses only go on
+        if until_C[c] < need:  # it was overwritten, and uses only increase
             if before < 0:
                 head_X[expert] = after
             else:

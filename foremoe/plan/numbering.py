@@ -1,4 +1,4 @@
-"""Checks that the numbers in a plan's arrays refer to things that it has, before anything is looked up by them."""
+"""Checks that the numbers in a plan's arrays refer to existing things, before they are used as indices."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def require_dtypes(fields: Mapping[str, ArrayField], arrays: Mapping[str, Array], prefix: str = "") -> None:
-    """Raises InputError if an array of a file has another dtype than its field."""
+    """Raises InputError if an array from a file has another dtype than its field."""
     for name, array in arrays.items():
         if array.dtype != fields[name].dtype:
             raise InputError(f"{prefix}{name} must be {fields[name].dtype}; got {array.dtype}.")
@@ -28,7 +28,7 @@ def require_dtypes(fields: Mapping[str, ArrayField], arrays: Mapping[str, Array]
 def require_numbered(plan: Plan) -> None:
     """Raises InputError if sizes of a plan disagree, or its arrays name experts, ranks, layers or codes that do not exist.
 
-    Other errors are found by the plan's laws: ``Plan.check``.
+    All other errors are left to the plan's laws (``Plan.check``).
     """
     head, t = plan.header, plan.transfers
     M, L, G, S, E = plan.M, plan.L, plan.G, plan.S, plan.E
@@ -42,7 +42,7 @@ def require_numbered(plan: Plan) -> None:
     head.schedule.chunks(L)
     if 0 in (M, L, G, S, E):
         raise InputError(f"an axis of [M, L, G, S, E] = {[M, L, G, S, E]} is empty; write the plan again.")
-    # Its laws are checked by what each rank holds of each expert, and by what lies in each buffer.
+    # The laws are checked with tables of the experts on each rank and of the contents of each buffer.
     tables = {f"tables of {L} layers x {E} experts x {G} ranks": 4 * L * E * G}
     tables[f"tables of {G} ranks and {head.num_buffers} buffers"] = 8 * G * head.num_buffers
     for what, num_bytes in tables.items():

@@ -1,4 +1,4 @@
-"""Plan: the frozen, self-checking value that connects solvers to engines, which need nothing else from a solver."""
+"""Plan: the frozen, self-checking value that connects solvers to engines. Engines need nothing else from a solver."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from foremoe.workload.workload import Workload
 
 
 class Checked:
-    """Cached check result; not a field, so that copies, files and messages leave it out."""
+    """Cached check result. It is not a field, so copies, files and messages do not contain it."""
 
     __slots__ = ("_checked",)
 
@@ -38,13 +38,13 @@ class Plan(ArrayValue, Checked):
     """The place of every expert and the split of its tokens, for every micro-step and layer of one stage.
 
     Attributes:
-        home_LE: int32, home slot g*B + b of every expert.
-        load_MLE: int32, the planned load, so that a plan can check itself.
-        expert_MLGS: int16, logical expert in every physical slot, -1 empty; slots [0, B) are the homes.
-        quota_MLGS: int32, (token, expert) pairs that every slot serves.
-        bound_ML: float64, lower bound of the objective (seconds under time, pairs under balance).
-        load_bound_ML: float64, lower bound of the largest rank load.
-        stop_ML: uint8, `Stop`.
+        home_LE: Home slot g*B + b of every expert, int32.
+        load_MLE: Planned load, int32, with which a plan can check itself.
+        expert_MLGS: Logical expert in every physical slot, int16, or -1 for an empty slot. Slots [0, B) are the homes.
+        quota_MLGS: Number of (token, expert) pairs that every slot serves, int32.
+        bound_ML: Lower bound of the objective, float64 (seconds for time, pairs for balance).
+        load_bound_ML: Lower bound of the largest rank load, float64.
+        stop_ML: `Stop` of each row, uint8.
 
     Example:
         >>> plan
@@ -70,11 +70,11 @@ class Plan(ArrayValue, Checked):
         if self.cost_ML.window_s.shape != (self.M, self.L):
             raise InputError(f"cost_ML must have shape [{self.M}, {self.L}]; got {list(self.cost_ML.window_s.shape)}.")
 
-    M = Length("expert_MLGS")  #: Micro-steps.
-    L = Length("expert_MLGS")  #: MoE layers of the plan.
-    G = Length("expert_MLGS")  #: Ranks.
-    S = Length("expert_MLGS")  #: Slots per rank.
-    E = Length("home_LE")  #: Logical experts.
+    M = Length("expert_MLGS")  #: Number of micro-steps.
+    L = Length("expert_MLGS")  #: Number of MoE layers of the plan.
+    G = Length("expert_MLGS")  #: Number of ranks.
+    S = Length("expert_MLGS")  #: Number of slots per rank.
+    E = Length("home_LE")  #: Number of logical experts.
 
     def __repr__(self) -> str:
         head = self.header
@@ -90,37 +90,37 @@ class Plan(ArrayValue, Checked):
 
     @property
     def N(self) -> int:
-        """Rows."""
+        """Number of rows, M x L."""
         return self.M * self.L
 
     @property
     def B(self) -> int:
-        """Base slots per rank."""
+        """Number of base slots per rank."""
         return self.S - self.header.redundant
 
     @property
     def expert_NGS(self) -> Array:
-        """View of `expert_MLGS` by row."""
+        """View of `expert_MLGS` with one entry per row."""
         return self.expert_MLGS.reshape(self.N, self.G, self.S)
 
     @property
     def quota_NGS(self) -> Array:
-        """View of `quota_MLGS` by row."""
+        """View of `quota_MLGS` with one entry per row."""
         return self.quota_MLGS.reshape(self.N, self.G, self.S)
 
     @property
     def placement(self) -> Placement:
-        """The placement of all rows, as solvers give it and `foremoe.price` takes it."""
+        """The placement of all rows, in the form that solvers return and `foremoe.price` takes."""
         return Placement(expert_NGS=self.expert_NGS, quota_NGS=self.quota_NGS)
 
     @property
     def load_NG(self) -> Array:
-        """int64 [N, G]: pairs that every rank serves."""
+        """Number of pairs that every rank serves, int64 [N, G]."""
         return np.einsum("ngs->ng", self.quota_NGS, dtype=np.int64)
 
     @property
     def skew_ML(self) -> Array:
-        """float64 [M, L]: largest over mean rank load; 1.0 is perfect, and is also used for rows without load."""
+        """Largest over mean rank load, float64 [M, L]. 1.0 is perfect, and is also the value of rows without load."""
         return skew(self.load_NG.reshape(self.M, self.L, self.G))
 
     @property
@@ -130,39 +130,39 @@ class Plan(ArrayValue, Checked):
 
     @property
     def load_gap_ML(self) -> Array:
-        """float64 [M, L]: excess of the largest rank load over its proven lower bound, as a share of the bound."""
+        """Excess of the largest rank load over its proven lower bound, as a share of the bound, float64 [M, L]."""
         load_ML = self.load_NG.max(axis=1).reshape(self.M, self.L)
         bound_ML = np.maximum(self.load_bound_ML, 1.0)
         return np.maximum(load_ML - bound_ML, 0.0) / bound_ML
 
     @property
     def objective_ML(self) -> Array:
-        """float64 [M, L]: the objective reached, in the unit of `bound_ML`."""
+        """Value of the objective, float64 [M, L], in the unit of `bound_ML`."""
         if self.header.cost.objective == "time":
             return self.cost_ML.total_s
         return self.load_NG.max(axis=1).reshape(self.M, self.L).astype(np.float64)
 
     @property
     def executable(self) -> bool:
-        """True if homes stay in their base slots, so that an engine can run the plan."""
+        """True if homes are in their base slots, so that an engine can run the plan."""
         return self.header.keeps_homes
 
     @property
     def num_replicas(self) -> int:
-        """Redundant slots in use, over all rows."""
+        """Number of redundant slots in use, over all rows."""
         return int((self.quota_MLGS[..., self.B :] > 0).sum())
 
     @property
     def checked(self) -> bool:
-        """True if `check` has passed for this immutable value, so that it need not be checked again."""
+        """True if this immutable value has passed `check` and need not be checked again."""
         return getattr(self, "_checked", False)
 
     def violations(self, problem: Problem | None = None) -> list[PlanError]:
-        """Lists every violated law with the first places; with `problem`, also where the plan does not fit it."""
+        """Lists every violated law with its first places. With `problem`, also lists where the plan does not fit it."""
         return plan_violations(self, problem)
 
     def check(self, problem: Problem | None = None) -> None:
-        """Raises the first of `violations`; without `problem`, skips a plan that is already `checked`."""
+        """Raises the first of `violations`. Without `problem`, a plan that is already `checked` is skipped."""
         if self.checked and problem is None:
             return
         broken = self.violations(problem)
@@ -171,9 +171,9 @@ class Plan(ArrayValue, Checked):
         object.__setattr__(self, "_checked", True)
 
     def rows_for(self, workload: Workload, rank: int) -> Array:
-        """Returns how many pairs of source rank `rank` go to every physical slot p = g*S + s, int32 [M, L, P].
+        """Returns the number of pairs from source rank `rank` to every physical slot p = g*S + s, int32 [M, L, P].
 
-        By the split law (module `split`), pairs go to the own rank first, then to the own node, then to the rest.
+        By the split law (module `split`), pairs go first to their source rank, then to its node, then to other ranks.
 
         Raises:
             InputError: The plan was made for other counts, or the rank does not exist.
@@ -190,13 +190,13 @@ class Plan(ArrayValue, Checked):
         return split_NP.reshape(self.M, self.L, self.G * self.S)
 
     def to_eplb(self, layer: int | None = None, micro_step: int | None = None) -> EplbMaps:
-        """Returns phy2log, log2phy and logcnt: the placement in the form of EPLB and serving engines (docs/engines.md).
+        """Returns the placement in the form of EPLB and serving engines, as phy2log, log2phy and logcnt (docs/engines.md).
 
-        Quotas are lost: engines split an expert's tokens evenly over its copies. Empty slots get second copies.
+        Quotas are lost, because engines split an expert's tokens evenly over its copies. Empty slots get second copies.
 
         Args:
-            layer: One layer; default: all, as a first axis.
-            micro_step: One micro-step; default: all, which must have the same placement.
+            layer: Index of one layer. By default, the arrays have all layers on their first axis.
+            micro_step: Index of one micro-step. By default, all micro-steps must have the same placement.
         """
         return eplb_maps(self, layer, micro_step)
 
@@ -205,7 +205,7 @@ class Plan(ArrayValue, Checked):
 
         Args:
             layers: Indices into this plan's layers.
-            schedule: The passes that run these layers; default: this plan's.
+            schedule: Passes that run these layers. Defaults to the schedule of this plan.
         """
         index = layer_positions(layers, self.L)
         if schedule is None and self.header.schedule.num_chunks != 1 and self.header.schedule.chunk_L is None:
@@ -230,8 +230,8 @@ class Plan(ArrayValue, Checked):
         """Joins plans of consecutive ranges of micro-steps (streaming), with transfers on default links.
 
         Args:
-            plans: In order; all of the same key, layers, homes, model, cluster and slots.
-            schedule: The passes of all micro-steps; default: the plans' schedules in order.
+            plans: Plans in order, all with the same key, layers, homes, model, cluster and slots.
+            schedule: Passes of all micro-steps. Defaults to the schedules of the plans, one after the other.
         """
         if not plans:
             raise InputError("there are no plans to join.")
@@ -248,7 +248,7 @@ class Plan(ArrayValue, Checked):
         return dataclasses.replace(first, header=header, cost_ML=cost_ML, **Plan.join_arrays(plans, "M")).rederived()
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the plan as ``.safetensors`` with format version and checksum; `load` returns an equal plan."""
+        """Writes the plan as ``.safetensors`` with format version and checksum. `load` then returns an equal plan."""
         from foremoe.plan.files import save_plan
 
         save_plan(self, path)
@@ -258,7 +258,7 @@ class Plan(ArrayValue, Checked):
         """Reads a plan and checks it.
 
         Raises:
-            InputError: The file is missing, truncated, changed, not a plan or of a newer format, or its plan violates a law.
+            InputError: The file is missing, truncated, changed, not a plan or in a newer format, or its plan violates a law.
         """
         from foremoe.plan.files import load_plan
 
@@ -270,13 +270,13 @@ class Plan(ArrayValue, Checked):
         return plan
 
     def summary(self) -> str:
-        """Summarises the plan in a few lines: case, skew before and after, replicas, bytes, predicted time."""
+        """Summarises the plan in a few lines: case, skew before and after planning, replicas, bytes and predicted time."""
         from foremoe.plan.text import summary
 
         return summary(self)
 
     def explain(self, micro_step: int, layer: int) -> str:
-        """Explains one row: rank loads at home and as planned, and every replica with the pairs that it takes over.
+        """Explains one row: the rank loads at home and as planned, and every replica with the pairs that it serves.
 
         Example:
             >>> print(plan.explain(0, 0).splitlines()[1])
@@ -287,7 +287,7 @@ class Plan(ArrayValue, Checked):
         return explain(self, micro_step, layer)
 
     def diff(self, other: Plan) -> str:
-        """Describes the changes from this plan to `other`: rows, replicas, quotas, skew, bytes.
+        """Describes the changes from this plan to `other`: rows, replicas, quotas, skew and bytes.
 
         Example:
             >>> greedy, _ = foremoe.resolve("greedy").plan(problem)

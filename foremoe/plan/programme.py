@@ -1,4 +1,4 @@
-"""Programme: one rank's part of a plan, as a sequence of copies, uses and gradient returns."""
+"""Programme: the part of a plan that one rank runs, as a sequence of copies, uses and gradient returns."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from foremoe.problem.schedule import Phase, Uses
 
 
 class Return(NamedTuple):
-    """The return of one replica's gradient to its home, after backward of a row; keys follow those of the copies.
+    """The return of one replica's gradient to its home, after the backward of a row. Its key follows the keys of the copies.
 
-    `turn` is the number of the row's returns that the home receives before it, so that both ends know what is staged there.
+    `turn` is the number of gradients of the row that the home receives earlier, so that both ends know what is staged there.
     """
 
     key: int
@@ -35,11 +35,11 @@ class Return(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Programme:
-    """One rank's part of a plan.
+    """The part of a plan that one rank runs.
 
-    A copy starts on both ends at the same position: see `start_positions`. Copies of one position start in the order of
-    `Relays.depth_C`, then of need, then of `rounds_of`. So all ranks have one order of batches, (position, depth, need), in which
-    a relay follows the copy that it passes on; ranks that wait for each other in this order never deadlock.
+    A copy starts on both ends at the same position (see `start_positions`). Copies of one position start in the order of
+    `Relays.depth_C`, then of need, then of `rounds_of`. All ranks thus have the same order of batches, (position, depth, need),
+    in which a relay follows the copy that it passes on. Ranks that wait for each other in this order never deadlock.
     """
 
     uses: list[tuple[int, int, int]]  # (micro-step, layer, phase) of `Schedule.uses`, by position
@@ -47,17 +47,17 @@ class Programme:
     need_C: Array  # position of the use that needs each copy
     start_C: Array  # position at which each copy starts
     home_C: Array  # home rank of each copy's expert
-    starts: dict[int, list[int]]  # position -> copies to start there in which this rank may have a part, at either end
-    arrivals: dict[int, list[int]]  # position -> the copies to this rank that the use needs
-    frees: dict[int, list[int]]  # position -> buffers here whose contents are not needed after it, until a copy lands
+    starts: dict[int, list[int]]  # position -> copies that start there and in which this rank may take part, at either end
+    arrivals: dict[int, list[int]]  # position -> copies to this rank that the use needs
+    frees: dict[int, list[int]]  # position -> buffers of this rank that are not needed after it, until a copy arrives in them
     returns: dict[int, list[Return]]  # position -> gradients that leave or reach this rank after it
     relays: Relays
 
     @staticmethod
     def of(plan: Plan, rank: int, prefetch: int, transfers: TransferList | None = None) -> Programme:
-        """Returns the part of `rank`; copies start at most `prefetch` positions before they are needed.
+        """Returns the part of `rank`. Copies start at most `prefetch` positions before they are needed.
 
-        The plan must keep homes; `transfers` are its copies from other sources. Raises the errors of `relays_of`.
+        The plan must keep homes. `transfers` are its copies if they come from other sources. Raises the errors of `relays_of`.
         """
         t = plan.transfers if transfers is None else transfers
         uses = plan.header.schedule.uses(plan.L)
@@ -65,7 +65,7 @@ class Programme:
         triples: list[tuple[int, int, int]] = list(zip(*(column_U.tolist() for column_U in columns), strict=True))
         need_C, home_C, relays = t.need_C.astype(np.int64), home_ranks(plan, t), relays_of(plan, t)
         start_C = start_positions(t, relays, prefetch)
-        # Where relays cannot be used any more, copies come from home.
+        # The home takes part in all copies, because copies come from home if relays can no longer be used.
         mine_C = np.flatnonzero((t.dst_C == rank) | (home_C == rank) | (t.src_C == rank))
         here_C = np.flatnonzero(t.dst_C == rank)
         round_C = rounds_of(need_C, t.slot_C, t.src_C, t.dst_C, plan.header.cluster)
@@ -78,7 +78,7 @@ class Programme:
         )  # fmt: skip
 
     def require_turn(self, due: int, micro_step: int, layer: int, phase: int) -> None:
-        """Raises InputError unless a use is the one at position `due`."""
+        """Raises InputError unless the use is the one at position `due`."""
         use = (micro_step, layer, int(phase))
         if self.uses[due : due + 1] != [use]:
             text = use_text(*self.uses[due]) if due < len(self.uses) else "nothing; all uses were run"
@@ -87,16 +87,16 @@ class Programme:
 
 
 def use_text(micro_step: int, layer: int, phase: int) -> str:
-    """Names a use in words."""
+    """Returns the name of a use in words."""
     return f"{Phase(phase).name.lower()} of micro-step {micro_step}, layer {layer}"
 
 
 def start_positions(t: TransferList, relays: Relays, prefetch: int, late_C: Array | None = None) -> Array:
-    """int64 [C]: the use at whose begin each copy starts.
+    """Returns int64 [C], the use at whose beginning each copy starts.
 
     A copy starts after the use that must be over on its destination, and at most `prefetch` positions before the use that needs
-    it, or not before that use if `late_C` is set. A relay starts a position later than the copy that it passes on, or in the same
-    position if that would be too late.
+    it. If `late_C` is set, it does not start before that use. A relay starts one position later than the copy that it passes on,
+    or in the same position if that would be too late.
     """
     need_C = t.need_C.astype(np.int64)
     start_C = np.maximum(t.after_C.astype(np.int64) + 1, need_C - prefetch).clip(0)
@@ -111,7 +111,7 @@ def start_positions(t: TransferList, relays: Relays, prefetch: int, late_C: Arra
 
 
 def _group(key_C: Array, value_C: Array) -> dict[int, list[int]]:
-    """Values by key, in the order given."""
+    """Returns the values of each key in the given order."""
     groups: dict[int, list[int]] = {}
     for key, value in zip(key_C.tolist(), value_C.tolist(), strict=True):
         groups.setdefault(key, []).append(value)
@@ -119,7 +119,7 @@ def _group(key_C: Array, value_C: Array) -> dict[int, list[int]]:
 
 
 def _returns(plan: Plan, rank: int, uses: Uses) -> dict[int, list[Return]]:
-    """Position -> the returns of `rank`, by expert, then replica rank."""
+    """Returns position -> the gradient returns of `rank`, ordered by expert, then by the rank of the replica."""
     if not plan.header.schedule.trains:
         return {}
     replicas, u_N, backward_U = Replicas.of(plan), np.full(plan.N, -1), uses.phase_U == Phase.BACKWARD
@@ -140,7 +140,7 @@ def _returns(plan: Plan, rank: int, uses: Uses) -> dict[int, list[Return]]:
 
 
 def _turns(u_Z: Array, home_Z: Array, order_Z: Array) -> Array:
-    """int64 [Z]: how many gradients of the same use go to the same home before each one, in `order_Z`."""
+    """Returns int64 [Z], the number of earlier gradients of the same use to the same home, in `order_Z`."""
     key_I = u_Z[order_Z] * (home_Z.max(initial=0) + 1) + home_Z[order_Z]
     by_key_I = np.argsort(key_I, kind="stable")
     sorted_I = key_I[by_key_I]

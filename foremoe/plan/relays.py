@@ -1,4 +1,4 @@
-"""Relays: copies that a rank passes on from its own buffer; their origin, and which of them an engine executes."""
+"""Relays: copies that a rank passes on from its own buffer, their origin, and whether an engine executes them."""
 
 from typing import NamedTuple
 
@@ -15,20 +15,20 @@ from foremoe.plan.transfers import Link, TransferList
 
 
 class Relays(NamedTuple):
-    """The dependencies of a plan's relays; all int64 [C]."""
+    """The dependencies of a plan's relays, all int64 [C]."""
 
-    buffer_C: Array  # buffer of the source that a relay is read from; -1 for copies from home or the host store
+    buffer_C: Array  # buffer of the source from which a relay is read; -1 for copies from home or the host store
     parent_C: Array  # copy that brought the expert there; -1 for no relay
-    depth_C: Array  # relays of the same use up to this one; 0 where its source has the expert from an earlier use
+    depth_C: Array  # number of relays of the same use up to this one; 0 if its source has the expert from an earlier use
 
     @property
     def relay_C(self) -> Array:
-        """bool: True for copies that are relays."""
+        """bool, True for copies that are relays."""
         return self.buffer_C >= 0
 
 
 def home_ranks(plan: Plan, t: TransferList) -> Array:
-    """int64 [C], home rank of every copy's expert."""
+    """Returns int64 [C], the home rank of every copy's expert."""
     return plan.home_LE[t.layer_C, t.expert_C].astype(np.int64) // plan.B
 
 
@@ -59,7 +59,7 @@ def relays_of(plan: Plan, t: TransferList) -> Relays:
 
 
 def chain_depth(parent_C: Array) -> Array:
-    """int64 [C]: length of the chain of parents (-1: none) of each copy; more than the number of relays in a circle."""
+    """Returns int64 [C], the length of each copy's chain of parents (-1: none). In a circle, it exceeds the number of relays."""
     depth_C, child_Y = np.zeros(len(parent_C), np.int64), np.flatnonzero(parent_C >= 0)
     for _ in range(len(child_Y) + 1):
         deeper_Y = depth_C[parent_C[child_Y]] + 1
@@ -70,10 +70,10 @@ def chain_depth(parent_C: Array) -> Array:
 
 
 def keep_executable(plan: Plan, t: TransferList, backend_P: Array, two_sided_P: Array) -> TransferList:
-    """Returns the copies, with relays only if relay and original copy use one two-sided backend; other copies come from home.
+    """Returns the copies without relays that an engine cannot execute. In their place, copies come from home.
 
-    If a source's own copy fails, the source has given up the backend that its relays would use, so one failure never becomes that
-    of a second backend.
+    A relay is executed only if it and the original copy use one two-sided backend. If a source's own copy fails, the source has
+    given up the backend that its relays would use. The failure of one backend thus never causes that of a second one.
     """
     home_C, node_G = home_ranks(plan, t), plan.header.cluster.node_of_rank_G
     home_link_C = np.where(node_G[home_C] == node_G[t.dst_C], Link.PEER, Link.RDMA)
@@ -83,19 +83,19 @@ def keep_executable(plan: Plan, t: TransferList, backend_P: Array, two_sided_P: 
         drop_C = relays.relay_C & ((backend_P[t.link_C] != backend_P[own_C]) | ~two_sided_P[t.link_C])
         if not drop_C.any():
             return t
-        # What passed on one of these may have to come from home as well now.
+        # Relays that passed on one of these copies may now have to come from home as well.
         t = t.replace(src_C=np.where(drop_C, home_C, t.src_C), link_C=np.where(drop_C, home_link_C, t.link_C))
 
 
 def copies_for(plan: Plan, backend_P: Array, two_sided_P: Array) -> TransferList:
-    """Returns the plan's copies for the available backends: as advised, or over other links if a link has no backend.
+    """Returns the plan's copies for the available backends, with the plan's links, or others if a link has no backend.
 
-    `backend_P` is the backend that serves each link, -1 for none; `two_sided_P` says whether it is two-sided.
+    `backend_P` is the backend that serves each link, or -1. `two_sided_P` tells whether that backend is two-sided.
     """
     advised = keep_executable(plan, plan.transfers, backend_P, two_sided_P)
     if (backend_P[advised.link_C] >= 0).all():
         return advised
-    # As many relays in a row as the plan has.
+    # Allows as many relays in a row as the plan has.
     hops = int(relays_of(plan, plan.transfers).depth_C.max(initial=0))
     return keep_executable(plan, reschedule(plan, backend_P, hops), backend_P, two_sided_P)
 

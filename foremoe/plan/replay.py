@@ -1,4 +1,4 @@
-"""Replay: the content of every buffer when a use reads it, found by following a plan's copies in order."""
+"""Replay: the contents of every buffer when a use reads it, found by following a plan's copies in order."""
 
 from typing import TYPE_CHECKING, NamedTuple, Self
 
@@ -18,15 +18,15 @@ MISSING, GONE = 1, 2
 
 
 class Replay(NamedTuple):
-    """The result of replaying a plan's copies.
+    """Contents of buffers when they are read, and faults of copies.
 
     Attributes:
-        early_C: bool, copies that are overwritten while their own use may still read them.
-        read_UGR: uint8, what a redundant slot finds when it serves: 0 its expert, `MISSING` nothing, `GONE` what may be
-            overwritten.
-        relay_C: bool, copies from a rank that is not the home.
-        sent_C: uint8, the same for the source of a relay; 0 for other copies.
-        parent_C: int64, copy that brought a relay's expert to its source; -1 none.
+        early_C: bool, True for copies that are overwritten while their own use may still read them.
+        read_UGR: What a redundant slot finds when it serves, uint8: 0 for its expert, `MISSING` for nothing, or `GONE` for
+            contents that may be overwritten.
+        relay_C: bool, True for copies from a rank that is not the home.
+        sent_C: The same codes for the source of a relay, uint8. 0 for other copies.
+        parent_C: Copy that brought a relay's expert to its source, int64, or -1.
     """
 
     early_C: Array
@@ -37,7 +37,7 @@ class Replay(NamedTuple):
 
     @classmethod
     def of(cls, plan: "Plan", uses: Uses) -> Self:
-        """Replays the copies of a plan; its columns must be in range and in order."""
+        """Replays the copies of a plan. Its columns must be in range and in order."""
         t, B, (L, G, S) = plan.transfers, plan.B, plan.expert_MLGS.shape[1:]
         relay_C = (t.link_C != Link.HOST) & (t.src_C != plan.home_LE[t.layer_C, t.expert_C] // B)
         copies = _Copies(t.need_C, t.after_C, t.dst_C, t.src_C, t.layer_C, t.expert_C, t.buffer_C, relay_C)
@@ -62,7 +62,7 @@ class _Copies(NamedTuple):
 
 @kernel
 def _overwritten(copies, num_ranks, num_buffers):
-    """The last use for which each copy is certain to stay, int64 [C], and `Replay.early_C`."""
+    """Returns the last use for which each copy is certain to be in its buffer, int64 [C], and `Replay.early_C`."""
     num = copies.need_C.size
     until_C, early_C = np.full(num, np.iinfo(np.int64).max), np.zeros(num, np.bool_)
     last_GB = np.full((num_ranks, num_buffers), -1, np.int64)
@@ -79,7 +79,7 @@ def _overwritten(copies, num_ranks, num_buffers):
 
 @kernel
 def _read(copies, row_U, needed_NGR, until_C, last_LEG, found):
-    """Fills all of `found` but `early_C`; `last_LEG` is the last copy of an expert to a rank, -1 none so far."""
+    """Fills all of `found` except `early_C`. `last_LEG` is the last copy of an expert to a rank, or -1."""
     num, L = copies.need_C.size, last_LEG.shape[0]
     end = 0
     for u in range(row_U.size):
@@ -101,7 +101,7 @@ def _read(copies, row_U, needed_NGR, until_C, last_LEG, found):
 
 @kernel
 def _state(held, u, until_C, found):
-    """Tells what the reader of copy `held` finds at use `u`; a copy that is overwritten too early counts there, not here."""
+    """Returns what the reader of copy `held` finds at use `u`. A copy overwritten too early is a fault there, not here."""
     if held < 0:
         return MISSING
     if until_C[held] >= u or found.early_C[held]:

@@ -11,17 +11,17 @@ from foremoe.plan.plan import Plan
 
 
 class Replicas(NamedTuple):
-    """Slots with a quota outside their expert's home rank, by row, then rank, then slot; all int64 [Z]."""
+    """Slots with a quota outside their expert's home rank, ordered by row, rank and slot. All arrays are int64 [Z]."""
 
     row_Z: Array  # m*L + l
-    rank_Z: Array  # that holds the replica
-    slot_Z: Array  # redundant, unless the plan moves homes
+    rank_Z: Array  # rank that holds the replica
+    slot_Z: Array  # a redundant slot, unless the plan moves homes
     expert_Z: Array
     home_Z: Array  # home rank of the expert
 
     @classmethod
     def of(cls, plan: Plan, counted_ML: Array | None = None) -> Self:
-        """Returns the replicas of the counted rows (bool [M, L]; default: all)."""
+        """Returns the replicas of the counted rows (bool [M, L], default: all rows)."""
         served_NGS = plan.quota_NGS > 0
         if counted_ML is not None:
             served_NGS &= counted_ML.reshape(-1, 1, 1)

@@ -1,4 +1,4 @@
-"""Rounds: orders messages that are sent at once, so that none delays another unnecessarily."""
+"""Rounds: orders messages that are sent at the same time, so that none delays another unnecessarily."""
 
 from typing import NamedTuple
 
@@ -10,26 +10,25 @@ from foremoe.machine.cluster import Cluster
 
 # Letters: I messages, G ranks, Y NICs, P ports (ranks, then NICs), X rounds.
 
-_MOST = 63  # rounds that are told apart; what comes later shares the last one
+_MOST = 63  # number of distinct rounds; all later messages share the last one
 
 
 def rounds_of(group_I: Array, turn_I: Array, src_I: Array, dst_I: Array, cluster: Cluster) -> Array:
-    """int64 [I]: the round of every message, from 0.
+    """Returns int64 [I], the round of every message, counted from 0.
 
     In a round, a rank sends and receives at most one message of a group inside its node, and a NIC sends and receives at most
-    one.
-    A group takes as many rounds as its busiest rank or NIC has messages, which is optimal (D. König, "Über Graphen und ihre
+    one. A group takes as many rounds as its busiest rank or NIC has messages. This is optimal (D. König, "Über Graphen und ihre
     Anwendung", 1916: edges of a bipartite graph can be coloured with as many colours as the largest degree). Messages are taken
-    by `turn_I`, then in the order given. Messages of no rank (`src_I` -1) are in round 0.
+    in the order of `turn_I`, then in the given order. Messages of no rank (`src_I` -1) are in round 0.
 
     Args:
-        group_I: Groups of copies that are sent at once, ints; messages of a group need not be adjacent.
-        turn_I: Ints that order a group.
+        group_I: Group of each message, integers. Messages of a group are sent at the same time and need not be adjacent.
+        turn_I: Order of the messages in a group, integers.
         src_I: Sending rank, or -1.
         dst_I: Receiving rank.
-        cluster: Defines the links.
+        cluster: Cluster with the nodes and NICs of the ranks.
     """
-    # Of one type, whatever columns they come from: the kernel compiles once.
+    # Converted to one type, so that the kernel compiles only once.
     src_I, dst_I, nic_G = src_I.astype(np.int64), dst_I.astype(np.int64), cluster.nic_of_rank_G
     near_I = cluster.node_of_rank_G[src_I] == cluster.node_of_rank_G[dst_I]
     out_I = np.where(src_I < 0, -1, np.where(near_I, src_I, cluster.num_ranks + nic_G[src_I]))
@@ -42,18 +41,18 @@ def rounds_of(group_I: Array, turn_I: Array, src_I: Array, dst_I: Array, cluster
 
 
 class _Messages(NamedTuple):
-    """Messages as edges from port to port."""
+    """Messages as edges of a graph, from port to port."""
 
     out_I: Array
     in_I: Array
     round_I: Array
-    held_2PX: Array  # the message that a port sends and the one that it receives in a round, -1: none
+    held_2PX: Array  # message that a port sends, and message that it receives, in each round, or -1
     path_P: Array  # scratch
 
 
 @inner_kernel
 def _first_free(held_X):
-    """The first round without a message; the last one if there is none."""
+    """Returns the first round without a message, or the last round if there is none."""
     x = 0
     while x < _MOST and held_X[x] >= 0:
         x += 1
@@ -69,7 +68,7 @@ def _put(i, x, m):
 
 @inner_kernel
 def _swap(port, x, y, m):
-    """Messages of rounds `x` and `y` change places along the path that begins with round `x` of a receiving port."""
+    """Exchanges the messages of rounds `x` and `y` along the path that begins at a receiving port in round `x`."""
     num, side, wanted = 0, 1, x
     while m.held_2PX[side, port, wanted] >= 0:
         i = m.held_2PX[side, port, wanted]
@@ -86,7 +85,7 @@ def _swap(port, x, y, m):
 
 @kernel
 def _colour(order_I, group_I, m):
-    """Messages of a group one after the other: in a round that is free at both ends, after a swap if there is none."""
+    """Puts each message of a group into a round that is free at both ends, after a swap if there is none."""
     first = 0
     for k in range(order_I.size):
         i = order_I[k]

@@ -1,4 +1,4 @@
-"""A plan in a notebook: its summary, and the skew of every layer at home and as planned."""
+"""Shows a plan in a notebook, with its summary and the skew of every layer at home and as planned."""
 
 import numpy as np
 
@@ -10,12 +10,12 @@ from foremoe.workload.skew import mean_skew
 
 # Letters: K lines of the picture, M micro-steps, L layers, G ranks.
 
-_WIDTH, _HEIGHT, _LEFT, _TOP = 560, 120, 40, 18  # pixels of the picture, and of what lies around it
+_WIDTH, _HEIGHT, _LEFT, _TOP = 560, 120, 40, 18  # size of the picture in pixels, and its margins
 _LINES = (("at home", "#cc6677"), ("planned", "#4477aa"))
 
 
 def plan_html(plan: Plan) -> str:
-    """Returns HTML with the lines of `summary` and a picture of the mean skew of every layer over the micro-steps."""
+    """Returns HTML with the lines of `summary` and a picture of each layer's skew, averaged over the micro-steps."""
     figures: dict[str, str] = {}
     for line in summary(plan).splitlines():
         name, _, text = line.partition(": ") if not line.startswith(" ") else (list(figures)[-1], "", line)
@@ -26,9 +26,9 @@ def plan_html(plan: Plan) -> str:
 
 
 def _picture(skew_KL: Array) -> str:
-    """SVG: a line for each of `_LINES`, from the skew of an even layer below to the largest above."""
+    """Returns an SVG with a line for each of `_LINES`. Even load (skew 1) is at the bottom, the largest skew at the top."""
     num = skew_KL.shape[1]
-    skew_KL = skew_KL if num > 1 else np.repeat(skew_KL, 2, axis=1)  # one layer is a level line
+    skew_KL = skew_KL if num > 1 else np.repeat(skew_KL, 2, axis=1)  # a single layer gives a horizontal line
     top, last = max(float(skew_KL.max()), 1.01), max(num - 1, 1)
     parts = []
     for k, (name, colour) in enumerate(_LINES):

@@ -1,9 +1,9 @@
 """The split law: divides the quotas of an expert's slots over source ranks.
 
-It is a pure function, so every rank can compute its own part. In tier 1, a rank's tokens go to its own slot; in tier 2, to slots
-of its own node, which share them in proportion to their remaining room, so that pairs from other nodes do not all go to one of
-them; in tier 3, anywhere. Within a tier, the remaining pairs of sources (in rank order) and the remaining room of slots (in slot
-order) are intervals on one line, and a source sends a slot the overlap of their intervals.
+It is a pure function, so every rank can compute its own part. In tier 1, a rank's tokens go to its own slot. In tier 2, they go
+to slots of its own node, in proportion to the remaining room of each slot. Pairs from other nodes then do not all go to the same
+slot. In tier 3, they go anywhere. In a tier, the remaining pairs of sources (in rank order) and the remaining room of slots (in
+slot order) are intervals on one line. A source sends a slot as many pairs as their intervals overlap.
 """
 
 from typing import NamedTuple
@@ -17,16 +17,16 @@ from foremoe.base.parallel import for_rows
 # Letters: N rows, G ranks, V nodes, E experts, S slots per rank, P = G*S physical slots.
 
 _UNKNOWN = np.zeros((1, 1, 1), np.int32)
-_UNKNOWN.flags.writeable = False  # as sums that are known: kernels compile once for both
+_UNKNOWN.flags.writeable = False  # like known sums, so that kernels compile only once for both
 
 
 def split_over_sources(
     load_NGE: Array, expert_NGS: Array, quota_NGS: Array, node_of_rank_G: Array, rank: int, demand_NVE: Array | None = None
 ) -> Array:
-    """int32 [N, P]: how many of its own pairs source rank `rank` sends to every physical slot.
+    """Returns int32 [N, P], the number of its own pairs that source rank `rank` sends to every physical slot.
 
     Loads by source rank, int32, sum to each expert's quotas. `demand_NVE` is their sum over the ranks of every node, int32, if it
-    is known already (`Problem.counts`).
+    is already known (`Problem.counts`).
     """
     N, G, S = expert_NGS.shape
     split_NP = np.zeros((N, G * S), np.int32)
@@ -39,11 +39,11 @@ def split_over_sources(
 def served_quotas(
     expert_NGS: Array, quota_NGS: Array, planned_NGE: Array | None, load_NGE: Array, home_NE: Array, node_of_rank_G: Array
 ) -> Array:
-    """int32 [N, G, S]: the pairs of load `load_NGE` that slots serve if quotas were planned for `planned_NGE`.
+    """Returns int32 [N, G, S], the pairs of load `load_NGE` that slots serve if quotas were planned for `planned_NGE`.
 
-    This is `foremoe.runtime.remap` on counts: each slot of an expert, in ascending order, serves at most its planned share of a
-    source's pairs, and the home slot serves the rest. `home_NE` has physical slots, int64. Without `planned_NGE` all pairs come
-    from one source.
+    This computes `foremoe.runtime.remap` on counts. Each slot of an expert, in ascending order, serves at most its planned share
+    of a source's pairs, and the home slot serves the rest. `home_NE` has physical slots, int64. Without `planned_NGE`, all pairs
+    come from one source.
     """
     (N, G, S), E = expert_NGS.shape, load_NGE.shape[2]
     expert_NP = np.where(expert_NGS < 0, E, expert_NGS).reshape(N, G * S).astype(np.int64)
@@ -55,7 +55,7 @@ def served_quotas(
         if planned_NGE is not None:
             split_NP = split_over_sources(planned_NGE, expert_NGS, quota_NGS, node_of_rank_G, source)
         width_NP = np.take_along_axis(split_NP, order_NP, axis=1).astype(np.int64)
-        # One line of intervals per row: an expert's begins at `first`, and the last place is that of empty slots.
+        # All intervals of a row are on one line. Those of an expert begin at `first`, and those of empty slots come last.
         split_NX = np.zeros((N, E + 1), np.int64)
         np.add.at(split_NX, (row_N1, sorted_NP), width_NP)
         first_NX, load_NX = np.cumsum(split_NX, axis=1) - split_NX, np.pad(load_NGE[:, source], ((0, 0), (0, 1)))
@@ -66,7 +66,7 @@ def served_quotas(
 
 
 class _Rows(NamedTuple):
-    """The arguments of `split_over_sources`; `demand_NVE` is empty unless it is `known`."""
+    """The arguments of `split_over_sources`. `demand_NVE` is empty unless `known` is True."""
 
     load_NGE: Array
     demand_NVE: Array
@@ -78,7 +78,7 @@ class _Rows(NamedTuple):
 
 
 class _Sums(NamedTuple):
-    """Pairs of one row that the ranks before this one ask of every expert, by node and in all, and that all ranks ask."""
+    """Pairs of one row for every expert: those of earlier ranks, by node and in total, and those of all ranks by node."""
 
     before_VE: Array
     before_E: Array
@@ -86,7 +86,7 @@ class _Sums(NamedTuple):
 
 
 class _Slots(NamedTuple):
-    """The slots of one row: the next slot of the same expert (-1: none), rank and quota of each, and what tier 1 leaves of it."""
+    """The slots of one row: the next slot of the same expert (-1: none), rank, quota, and the quota left after tier 1."""
 
     next_P: Array
     rank_P: Array
@@ -96,7 +96,7 @@ class _Slots(NamedTuple):
 
 @kernel
 def link_slots(expert_GS, quota_GS, first_E, next_P):
-    """Writes the slots of every expert that have a quota as linked lists: `first_E`, then `next_P`, -1 after the last."""
+    """Writes the slots of every expert that have a quota as linked lists: `first_E`, then `next_P`, and -1 after the last."""
     G, S = expert_GS.shape
     first_E[:] = -1
     for g in range(G - 1, -1, -1):
@@ -108,9 +108,9 @@ def link_slots(expert_GS, quota_GS, first_E, next_P):
 
 @kernel
 def _split_rows(low, high, rows, split_NP):
-    """One source needs no other source by itself: who comes before it on a line, and what each node asks for in all, is enough.
+    """Splits rows without looking at single other sources. The pairs before this rank on a line and each node's total are enough.
 
-    Those are sums over whole rows of the load, which vectorise; the rest is a few steps per slot of a replicated expert.
+    These are sums over whole rows of the load, which vectorise. The rest is a few steps per slot of a replicated expert.
     """
     G, S = rows.expert_NGS.shape[1], rows.expert_NGS.shape[2]
     E, V = rows.load_NGE.shape[2], rows.node_G.max() + 1
@@ -141,7 +141,7 @@ def _split_rows(low, high, rows, split_NP):
 def _sum_sources(n, rows, sums):
     """Fills `sums` for one row.
 
-    Of a node whose ranks are all before this one, or all after it, no rank needs to be read if the node's sum is known.
+    If the ranks of a node are all before or all after this rank, and the node's sum is known, none of them needs to be read.
     """
     load_GE, node_G, rank, known = rows.load_NGE[n], rows.node_G, rows.rank, rows.known
     if known:
@@ -172,9 +172,9 @@ def _add(part_E, total_E):
 
 @inner_kernel
 def shared_out(num_V, quota_V, begin_V, v, left):
-    """Share of the next slot of node `v` in its ``num_V[v]`` pairs, in proportion to the slot's `left` of ``quota_V[v]``.
+    """Returns the share of the next slot of node `v` in its ``num_V[v]`` pairs, in proportion `left` / ``quota_V[v]``.
 
-    `begin_V` sums the `left` of earlier slots; the slot's own is added. Sums are rounded, so that no pair is lost.
+    `begin_V` sums the `left` of earlier slots, and that of this slot is added to it. Sums are rounded, so no pair is lost.
     """
     begin, end = np.int64(begin_V[v]), np.int64(begin_V[v] + left)
     begin_V[v] = end
@@ -183,9 +183,9 @@ def shared_out(num_V, quota_V, begin_V, v, left):
 
 @kernel
 def _own_tier(first, load_G, rows, slots, line_4V, split_P):
-    """Tier 1 of an expert with several slots, from the slot `first` on; returns the pairs that this source has left.
+    """Runs tier 1 for an expert with several slots, from the slot `first` on. Returns the pairs that this source has left.
 
-    Writes by node to `line_4V`: what tier 1 places of all ranks and of ranks before this one, and what it leaves of quotas.
+    Writes to `line_4V`, by node: the pairs that tier 1 places from all ranks and from earlier ranks, and the quotas left.
     """
     line_4V[:] = 0
     mine = np.int64(load_G[rows.rank])
@@ -206,7 +206,7 @@ def _own_tier(first, load_G, rows, slots, line_4V, split_P):
 
 @kernel
 def _far_tiers(first, e, mine, rows, sums, slots, line_4V, split_P):
-    """Tiers 2 and 3 of an expert, for the pairs `mine` that tier 1 left."""
+    """Runs tiers 2 and 3 for an expert, with the pairs `mine` that tier 1 left."""
     next_P, rank_P, left_P, node_G = slots.next_P, slots.rank_P, slots.left_P, rows.node_G
     before_VE, demand_VE = sums.before_VE, sums.demand_VE
     own_V, own_before_V, quota_V, begin_V = line_4V[0], line_4V[1], line_4V[2], line_4V[3]
@@ -218,9 +218,9 @@ def _far_tiers(first, e, mine, rows, sums, slots, line_4V, split_P):
     while p >= 0:
         v = node_G[rank_P[p]]
         if own_before_V[v] >= 0:
-            # In a node, the first in line are served: as many as its slots take of what it asks.
+            # In a node, the first pairs on the line are served, as many as its slots take.
             far_low += max(np.int64(0), before_VE[v, e] - own_before_V[v] - quota_V[v]) - before_VE[v, e]
-            own_V[v] = min(quota_V[v], demand_VE[v, e] - own_V[v])  # now: what tier 2 places
+            own_V[v] = min(quota_V[v], demand_VE[v, e] - own_V[v])  # from now on: pairs that tier 2 places
             own_before_V[v] = -1
         p = next_P[p]
     if quota_V[here] > 0:

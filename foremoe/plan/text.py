@@ -1,4 +1,4 @@
-"""Texts about a plan: summary, explanation of one row, difference to another plan."""
+"""Texts about a plan: its summary, the explanation of one row, and the difference from another plan."""
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from foremoe.workload.skew import mean_skew, skew
 
 # Letters: M micro-steps, L layers, G ranks, E experts, S slots per rank.
 
-_EVEN = 1.02  # a skew that hardly costs anything
+_EVEN = 1.02  # largest skew that costs next to nothing
 
 STOPS = {
     Stop.OPTIMAL: "no placement has a better objective ({objective}), which is proven",
@@ -24,14 +24,14 @@ STOPS = {
 
 
 def static_load_MLG(plan: Plan) -> Array:
-    """int64 [M, L, G]: pairs that every rank serves with all experts at home."""
+    """Returns int64 [M, L, G], the pairs that every rank serves with all experts at home."""
     at_home_LE = np.argsort(plan.home_LE, axis=1)
     load_MLE = np.take_along_axis(plan.load_MLE, at_home_LE[None], axis=2)
     return load_MLE.reshape(plan.M, plan.L, plan.G, plan.B).sum(axis=3, dtype=np.int64)
 
 
 def summary(plan: Plan) -> str:
-    """Returns a few lines of at most 80 columns."""
+    """Returns a summary of a few lines with at most 80 columns."""
     head, replicas = plan.header, plan.num_replicas
     before_ML, after_ML = skew(static_load_MLG(plan)), plan.skew_ML
     nodes = "1 node" if head.cluster.num_nodes == 1 else f"{head.cluster.num_nodes} nodes"
@@ -50,12 +50,12 @@ def summary(plan: Plan) -> str:
         sent = f"{len(plan.transfers)} copies over {len(head.schedule.phase_X)} passes"
         lines.append(f"weights sent: {sent} ({by_link})" if by_link else f"weights sent: {sent}")
     else:
-        lines.append("moves homes: scored, never executed; the stage leaves out how weights travel")
+        lines.append("moves homes: scored, never executed; the stage leaves out moving weights")
     return "\n".join(lines)
 
 
 def _bounds(plan: Plan) -> list[str]:
-    """What no plan of these homes and slots can do: rows that stay uneven, and rows whose optimum is proven."""
+    """Returns lines about limits: rows that remain uneven with these homes and slots, and rows with a proven optimum."""
     mean_ML = plan.load_MLE.sum(axis=2) / plan.G
     bound_ML = np.divide(plan.load_bound_ML, mean_ML, out=np.ones_like(mean_ML), where=mean_ML > 0)
     uneven = int((bound_ML > _EVEN).sum())
@@ -69,12 +69,12 @@ def _bounds(plan: Plan) -> list[str]:
 
 
 def row_name(plan: Plan, micro_step: int, layer: int) -> str:
-    """Names a row: micro-step and layer of the plan, as `explain` takes them, and the model's layer."""
+    """Returns the name of a row: the plan's micro-step and layer, as `explain` takes them, and the model's layer."""
     return f"micro-step {micro_step}, layer {layer} (model layer {int(plan.header.moe_layer_L[layer])})"
 
 
 def explain(plan: Plan, micro_step: int, layer: int) -> str:
-    """Lists rank loads at home and as planned, then every replica with the rank that it relieves, its source and its pairs."""
+    """Lists rank loads at home and as planned, and every replica with its pairs and the rank that it relieves."""
     if micro_step not in range(plan.M) or layer not in range(plan.L):
         there = f"the plan has micro-steps 0 to {plan.M - 1} and layers 0 to {plan.L - 1}"
         raise InputError(f"micro-step {micro_step}, layer {layer} does not exist; {there}.")
@@ -93,7 +93,7 @@ def explain(plan: Plan, micro_step: int, layer: int) -> str:
     ]
     for g in range(plan.G):
         held = []
-        # Where homes move, base slots hold foreign experts too.
+        # If homes move, base slots may also hold experts of other ranks.
         for s in range(plan.S):
             e = int(expert_GS[g, s])
             if e >= 0 and home_E[e] != g:
@@ -104,7 +104,7 @@ def explain(plan: Plan, micro_step: int, layer: int) -> str:
 
 
 def _price(cost: Cost) -> str:
-    """Microseconds of a row in all passes, part by part."""
+    """Returns the price of a row in all passes in microseconds, part by part."""
     exchanges_s, copies_s = cost.dispatch_s + cost.combine_s, cost.transfer_s + cost.gradient_s
     parts = {"experts": cost.compute_s, "exchanges": exchanges_s, "exposed copies": copies_s, "attention": cost.window_s}
     shown = ", ".join(f"{name} {1e6 * float(seconds):.0f}" for name, seconds in parts.items())
@@ -112,7 +112,7 @@ def _price(cost: Cost) -> str:
 
 
 def _stopped(plan: Plan, micro_step: int, layer: int, at_bound: bool) -> str:
-    """Why a row is as it is, and not better."""
+    """Returns the reason why the search for a row stopped."""
     stop = Stop(plan.stop_ML[micro_step, layer])
     if at_bound:
         return "no placement with these homes and slots has a lower busiest rank"
@@ -129,7 +129,7 @@ def _stopped(plan: Plan, micro_step: int, layer: int, at_bound: bool) -> str:
 
 
 def diff(old: Plan, new: Plan) -> str:
-    """Describes the differences in numbers; for plans of different shape, only the shapes."""
+    """Describes the differences in numbers. For plans of different shapes, describes only the shapes."""
     if old.expert_MLGS.shape != new.expert_MLGS.shape or old.E != new.E:
         shapes = f"{list(old.expert_MLGS.shape)} with {old.E} experts, then {list(new.expert_MLGS.shape)} with {new.E}"
         return f"different shapes: [M, L, G, S] = {shapes}"

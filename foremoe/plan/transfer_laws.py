@@ -1,4 +1,4 @@
-"""The laws of a plan's copies, vectorised, without the replay: see `laws`."""
+"""The laws of a plan's copies, as described in `laws`. Most checks are vectorised, and the others use `Replay`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def check_transfers(found: Violations, plan: Plan, uses: Uses) -> None:
-    """Law 3: replaying the copies gives every use its weights, and no copy lands on a buffer still in use."""
+    """Checks law 3: replaying the copies gives every use its weights, and no copy lands in a buffer that is still in use."""
     _check_ranges(found, plan)
     if not found.errors:
         _check_times(found, plan, uses)
@@ -42,7 +42,7 @@ def check_transfers(found: Violations, plan: Plan, uses: Uses) -> None:
 
 
 def _check_ranges(found: Violations, plan: Plan) -> None:
-    """Every column of a copy names something that exists."""
+    """Checks that every column of a copy refers to existing things."""
     t, R = plan.transfers, plan.header.redundant
     inside = (t.layer_C >= 0) & (t.layer_C < plan.L) & (t.expert_C >= 0) & (t.expert_C < plan.E)
     inside &= (t.dst_C >= 0) & (t.dst_C < plan.G) & (t.slot_C >= plan.B) & (t.slot_C < plan.B + R)
@@ -66,12 +66,12 @@ def _check_ranges(found: Violations, plan: Plan) -> None:
         lambda i: f"rank {t.src_C[i]} sends it over {Link(int(t.link_C[i])).name}, which does not lead to rank {t.dst_C[i]}",
     )  # fmt: skip
     if plan.header.cluster.host_bytes_per_s == 0:
-        lost = "comes from a host store, which the cluster has none of"
+        lost = "comes from a host store, but the cluster has none"
         found.mask("residency", t.link_C == Link.HOST, "C", lambda i: f"expert {t.expert_C[i]} {lost}")
 
 
 def _check_times(found: Violations, plan: Plan, uses: Uses) -> None:
-    """Every copy is needed by a use of its layer, phase and micro-step, and may land before it."""
+    """Checks that every copy is needed by a use of its layer, phase and micro-step, and may land before it."""
     t = plan.transfers
     late_C = (t.after_C >= t.need_C) | (t.after_C < -1)
     found.mask("buffers", late_C, "C", lambda i: f"may land after use {t.after_C[i]} but is needed at {t.need_C[i]}")
@@ -82,17 +82,15 @@ def _check_times(found: Violations, plan: Plan, uses: Uses) -> None:
 
 
 def _check_order(found: Violations, plan: Plan) -> None:
-    """Copies stand in the order in which they are needed: by use, then rank, then slot, each of these once."""
+    """Checks that copies are in the order in which they are needed (by use, rank and slot), without duplicates."""
     t = plan.transfers
     key_C = (t.need_C.astype(np.int64) * plan.G + t.dst_C) * plan.S + t.slot_C
     behind_C = np.append(False, key_C[1:] <= key_C[:-1])[: len(t)]
-    found.mask(
-        "order", behind_C, "C", lambda i: f"stands behind a copy for the same or a later use, rank or slot ({t.need_C[i]})"
-    )
+    found.mask("order", behind_C, "C", lambda i: f"follows a copy for the same or a later use, rank or slot ({t.need_C[i]})")
 
 
 def _check_readers(found: Violations, plan: Plan, uses: Uses, replay: Replay) -> None:
-    """Every slot that serves, and every rank that passes a copy on, has the expert when it reads it."""
+    """Checks that every slot that serves, and every rank that passes on a copy, has the expert when it is read."""
     t, B = plan.transfers, plan.B
     for state, text in ((MISSING, "was never copied there"), (GONE, "has been overwritten by then")):
         places, relay_Y = np.argwhere(replay.read_UGR == state), np.flatnonzero(replay.sent_C == state)
@@ -107,7 +105,7 @@ def _check_readers(found: Violations, plan: Plan, uses: Uses, replay: Replay) ->
 
 
 def _check_circles(found: Violations, t: TransferList, replay: Replay) -> None:
-    """Within a use, a copy comes from one that comes from another: followed far enough, these end at one that is not a relay."""
+    """Checks that chains of relays in a use begin with a copy that is not a relay."""
     from_C, parent_C = np.arange(len(t)), replay.parent_C.clip(0)
     same_use_C = replay.relay_C & (replay.parent_C >= 0) & (t.need_C[parent_C] == t.need_C)
     from_C[same_use_C] = parent_C[same_use_C]

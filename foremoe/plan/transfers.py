@@ -17,7 +17,7 @@ from foremoe.problem.schedule import Schedule
 
 
 class Link(enum.IntEnum):
-    """The link that a copy takes."""
+    """The link by which a copy is sent."""
 
     PEER = 0  # from a rank of the same node, over the node's own link
     RDMA = 1  # from a rank of another node
@@ -29,25 +29,25 @@ class TransferList(ArrayValue):
     """Weight copies in the order in which they are needed (by `need_C`, then destination, then slot).
 
     Attributes:
-        micro_step_C: int32, micro-step whose tokens first use the copy.
-        layer_C: int16, layer of the plan.
-        phase_C: uint8, `Phase` of that use.
-        expert_C: int16, logical expert.
-        src_C: int16, source rank of the weights: the home rank, -1 for the host store, or a rank that passes on its own copy (a
-            relay, below).
-        dst_C: int16, destination rank.
-        slot_C: int16, redundant slot (B <= slot < S) of the placement that the copy fills.
-        link_C: uint8, `Link`; advice, an engine may take another one.
-        buffer_C: int32, buffer of the destination, of ``redundant * slot_depth`` for all layers.
-        need_C: int32, the use (its number in `Schedule.uses`) that reads the copy first.
-        after_C: int32, the use that must be over before the copy may land; -1 if the buffer is free from the start.
+        micro_step_C: Micro-step whose tokens first use the copy, int32.
+        layer_C: Layer of the plan, int16.
+        phase_C: `Phase` of that use, uint8.
+        expert_C: Logical expert, int16.
+        src_C: Source rank of the weights, int16. It is the home rank, -1 for the host store, or a rank that passes on its own
+            copy (a relay, see below).
+        dst_C: Destination rank, int16.
+        slot_C: Redundant slot of the placement that the copy fills (B <= slot < S), int16.
+        link_C: `Link`, uint8. An engine may use another link.
+        buffer_C: Buffer of the destination, int32. There are ``redundant * slot_depth`` buffers for all layers.
+        need_C: Number in `Schedule.uses` of the use that first reads the copy, int32.
+        after_C: Use that must be over before the copy may land, int32, or -1 if the buffer is free from the start.
 
-    A relay's source holds the expert from an earlier record, or from one of the same use. Its own copy arrives before it is
-    passed on, and its buffer keeps the expert until the use `need_C` of the relayed copy is over: no record may land on it with
+    The source of a relay holds the expert from an earlier copy, possibly of the same use. It passes the expert on after this copy
+    has arrived, and its buffer keeps the expert until the use `need_C` of the relay is over. No copy may land in the buffer with
     an earlier `after_C`. Copies of one use that pass each other on form trees, never circles.
 
-    The gradient of a replica is sent home after the backward of its row; it has no record. It takes the link between the two
-    ranks, peer or RDMA, even if the weights came from the host store or a relay: gradients are not relayed.
+    The gradient of a replica is sent home after the backward of its row, and is not listed here. It uses the peer or RDMA link
+    between the two ranks, even if the weights came from the host store or a relay. Gradients are never relayed.
     """
 
     micro_step_C: Array = array(np.int32)
@@ -71,11 +71,11 @@ class TransferList(ArrayValue):
 
     @staticmethod
     def none() -> TransferList:
-        """Makes an empty list."""
+        """Returns an empty list."""
         return TransferList(**{name: np.zeros(0) for name in TransferList.array_fields()})
 
     def take(self, index_C: Array) -> TransferList:
-        """Selects copies by an index or mask."""
+        """Returns the copies at an index or mask."""
         return self.cut(C=index_C)
 
     def replace(self, **arrays: Array) -> TransferList:
@@ -86,11 +86,10 @@ class TransferList(ArrayValue):
 def derive_transfers(
     expert_NGS: Array, quota_NGS: Array, home_LE: Array, *, schedule: Schedule, slot_depth: int, node_of_rank_G: Array
 ) -> TransferList:  # fmt: skip
-    """Derives the copies that give every use its replicas, with as few sends as least-recently-used buffers allow.
+    """Derives the copies that give every use its replicas, with as few copies as least-recently-used buffers allow.
 
-    An expert that is still in a buffer is not sent again: weights do not change within a plan. Only redundant slots with a quota
-    need
-    weights, and these come from the home rank. `home_LE` has home slots, as in a plan.
+    An expert that is still in a buffer is not sent again, because weights do not change within a plan. Only redundant slots with
+    a quota need weights, and these come from the home rank. `home_LE` has home slots, as in a plan.
     """
     L, E = home_LE.shape
     _, G, S = expert_NGS.shape
@@ -101,8 +100,8 @@ def derive_transfers(
     demand = _Demand(row_U, uses.layer_U, uses.use_U, needed_NGR, (S - base) * slot_depth, E)
     out = np.empty((len(row_U) * G * (S - base), 6), np.int32)
     num = _derive(demand, out) if base < S else 0
-    found = out[:num].T.copy()  # columns in one piece: what follows reads one at a time
-    # One sort by use, rank and slot instead of lexsort's three.
+    found = out[:num].T.copy()  # makes columns contiguous, because each is read by itself
+    # One sort by use, rank and slot is faster than the three sorts of lexsort.
     order_C = ((found[0].astype(np.int64) << 32) + (found[1] << 16) + found[2]).argsort(kind="stable")
     use, dst, slot, expert, buffer, after = (column[order_C] for column in found)
     layer_C = uses.layer_U[use]
@@ -115,7 +114,7 @@ def derive_transfers(
 
 
 class _Demand(NamedTuple):
-    """What uses need: experts of redundant slots (-1: none), and buffers."""
+    """Demands of all uses: the experts of redundant slots (-1: none), and the number of buffers."""
 
     row_U: Array
     layer_U: Array
@@ -127,11 +126,11 @@ class _Demand(NamedTuple):
 
 @kernel
 def _derive(demand, out):
-    """Walks each rank's uses in order over its buffers; writes (position of use, dst, slot, expert, buffer, after)."""
+    """Follows each rank's uses in order over its buffers. Writes (position of use, dst, slot, expert, buffer, after)."""
     row_U, layer_U, use_U, needed_NGR, num_buffers, num_experts = demand
     _, G, R = needed_NGR.shape
-    held = np.empty(num_buffers, np.int64)  # layer * E + expert in each buffer, -1 nothing
-    last = np.empty(num_buffers, np.int64)  # position of the last use that read it, -1 none
+    held = np.empty(num_buffers, np.int64)  # layer * E + expert in each buffer, or -1
+    last = np.empty(num_buffers, np.int64)  # position of the last use that read it, or -1
     num = 0
     for g in range(G):
         held[:] = -1
@@ -153,7 +152,7 @@ def _derive(demand, out):
                     if held[b] == offset + e:
                         found = True
                         break
-                    # An empty buffer goes first; what this use itself reads stays.
+                    # An empty buffer is taken first. Buffers that this use itself reads are kept.
                     if last[b] < u and (victim < 0 or last[b] < last[victim]):
                         victim = b
                 if found:

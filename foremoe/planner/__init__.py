@@ -1,4 +1,4 @@
-"""The planner: levels composed, strategies by name, comparison, streaming."""
+"""The planner, which composes levels, with named strategies, comparison and streaming."""
 
 from foremoe.planner.ablation import ablate
 from foremoe.planner.comparison import compare

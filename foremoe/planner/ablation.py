@@ -1,4 +1,4 @@
-"""`ablate`: one planner with each of its levels left out, over redundant slots and foresight."""
+"""`ablate`: measures a planner with each of its levels left out, over numbers of redundant slots and kinds of foresight."""
 
 import functools
 import hashlib
@@ -30,18 +30,18 @@ ALL = "all"
 
 @dataclass(frozen=True)
 class FromHome(PathSolver):
-    """No path level: every copy comes from its home rank."""
+    """A path level that does nothing, so that every copy comes from the home rank."""
 
     def solve(self, problem: Problem, transfers: TransferList) -> TransferList:
-        """Returns the copies as they are."""
+        """Returns the copies unchanged."""
         return transfers
 
 
 def left_out(planner: Planner) -> dict[str, Planner]:
-    """The planner as ``all``, and with each level that it has left out, by what is left out.
+    """Returns the planner as ``all``, and variants of it with one level left out each, keyed by the name of that level.
 
-    Pack and home leave sequences and experts where they are, a split is even where the solvers decide it, a path comes from
-    the home rank. A pack level needs a case that is dealt without it.
+    Without pack and home, sequences and experts stay where they are. Without split, quotas are even in place of those that the
+    solvers chose. Without path, copies come from the home rank. The variant without pack needs a case dealt without it.
     """
     out = {ALL: planner}
     if planner.pack != AsGiven():
@@ -67,21 +67,24 @@ def ablate(
     unpacked: Problem | None = None, exact_budget_s: float = EXACT_BUDGET_S, progress: Progress | None = None,
     judge: Callable[[Problem, Plan], Mapping[str, Any]] | None = None,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """Leaves out one level at a time, for every number of redundant slots and every foresight; paired by row.
+    """Leaves out one level at a time, for every number of redundant slots and every foresight. Variants have the same rows.
 
-    The first micro-step is left out of all lines where any foresight has no history for it. Errors are those of `compare`.
+    The first micro-step is left out everywhere if any foresight has no history for it. Raises the errors of `compare`.
 
     Args:
-        problem: What to plan; its own number of redundant slots does not matter.
-        history_LE: As for `compare`.
-        unpacked: The same batch dealt without the planner's pack level; None: the pack level is never left out.
-        exact_budget_s: As for `compare`.
-        progress: As for `compare`.
-        judge: As for `compare`; of `problem`, so that all speed-ups are over its static placement.
+        problem: Problem to plan. Its own number of redundant slots is ignored.
+        planner: Planner to ablate.
+        redundant: Numbers of redundant slots to try.
+        foresight: Kinds of foresight to try.
+        history_LE: Load of an earlier step, as for `compare`.
+        unpacked: The same batch dealt without the planner's pack level. If None, the pack level is never left out.
+        exact_budget_s: Time limit of exact solvers, as for `compare`.
+        progress: Called with the progress, as for `compare`.
+        judge: Adds figures to a row, as for `compare`. Should judge by `problem`, whose static placement is then the baseline.
 
     Returns:
-        One dict per variant with ``levels`` (what is left out), ``redundant``, ``foresight``, compare's figures and ``plan``:
-        equal if two lines have the same plan, None unless everything was planned.
+        One dict per variant with ``levels`` (what was left out), ``redundant``, ``foresight``, the figures of `compare`, and
+        ``plan``. Two rows with equal ``plan`` have the same plan. It is None unless all rows of the problem were planned.
     """
     variants = left_out(planner)
     pack_name = f"without {short(planner.pack)}" if planner.pack != AsGiven() else None
@@ -114,7 +117,7 @@ def _judging(judge: Callable[[Problem, Plan], Mapping[str, Any]] | None) -> Call
 
 
 def _same_plan(problem: Problem, plan: Plan) -> dict[str, str]:
-    """A digest of loads, homes, replicas, quotas and copies, in which slots have no order and empty ones do not count."""
+    """Returns a digest of loads, homes, replicas, quotas and copies. The order of slots and empty slots do not change it."""
     held_MLGS = plan.expert_MLGS >= 0
     m, l, g, _ = np.nonzero(held_MLGS)  # noqa: E741
     expert, quota = plan.expert_MLGS[held_MLGS], plan.quota_MLGS[held_MLGS]

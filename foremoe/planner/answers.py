@@ -1,4 +1,4 @@
-"""Answers of solvers, checked before anything compiled reads them; what cannot be used is refused in the solver's name."""
+"""Checks results of solvers before compiled code reads them. A result that cannot be used raises an error naming the solver."""
 
 import dataclasses
 from typing import Any
@@ -18,7 +18,7 @@ from foremoe.problem.problem import Problem
 
 
 def slots_of(solver: RankSolver, problem: Problem, placement: Any) -> Placement:
-    """A rank level's placement, whose slots exist; quotas may be missing or wrong."""
+    """Returns the placement of a rank level after checking that its slots exist. Its quotas may be missing or wrong."""
     if not isinstance(placement, Placement):
         raise PlanError("slots", "", f"{solver!r} must return a Placement; got {type(placement).__name__}.")
     refuse(solver, slot_violations(placement.expert_NGS, (problem.N, problem.G, problem.S), problem.E, problem.L))
@@ -26,7 +26,7 @@ def slots_of(solver: RankSolver, problem: Problem, placement: Any) -> Placement:
 
 
 def placement_of(solver: RankSolver, problem: Problem, placement: Any, keeps_homes: bool) -> Placement:
-    """A level's placement, which keeps the laws."""
+    """Returns the placement of a rank level after checking all laws of placements."""
     if not isinstance(placement, Placement):
         raise PlanError("slots", "", f"{solver!r} must return a Placement; got {type(placement).__name__}.")
     refuse(solver, placement_violations(problem, placement, keeps_homes=keeps_homes))
@@ -34,12 +34,12 @@ def placement_of(solver: RankSolver, problem: Problem, placement: Any, keeps_hom
 
 
 def quotas_of(split: SplitSolver, problem: Problem, expert_NGS: Array) -> Array:
-    """The split level's quotas, int32 like the slots; they may not sum to the load."""
+    """Returns the quotas of the split level, int32 with the shape of the slots. They are not checked against the load."""
     return _array(split, "quota", split.solve(problem, expert_NGS), "quota_NGS", expert_NGS.shape)
 
 
 def homes_of(solver: HomeSolver, problem: Problem) -> Array:
-    """The home level's permutations, int32 [L, E]."""
+    """Returns the permutations of the home level, int32 [L, E]."""
     home_LE = _array(solver, "homes", solver.solve(problem), "home_LE", (problem.L, problem.E))
     wrong_L = (np.sort(home_LE, axis=1) != np.arange(problem.E)).any(axis=1)
     if wrong_L.any():
@@ -49,18 +49,18 @@ def homes_of(solver: HomeSolver, problem: Problem) -> Array:
 
 
 def linked(plan: Plan, path: PathSolver, problem: Problem) -> Plan:
-    """The plan with the links that the path level chooses for its copies; it keeps all laws."""
+    """Returns the plan with the links that the path level chooses for its copies, after checking it."""
     given, found = plan.transfers, path.solve(problem, plan.transfers)
     if not isinstance(found, TransferList):
         raise PlanError("residency", "", f"{path!r} must return a TransferList; got {type(found).__name__}.")
     for name in TransferList.array_fields().keys() - {"link_C", "src_C"}:
         if not np.array_equal(getattr(given, name), getattr(found, name)):
-            raise PlanError("residency", "", f"{path!r} may change link_C and src_C alone; it changed {name}.")
+            raise PlanError("residency", "", f"{path!r} may change only link_C and src_C; it changed {name}.")
     return valid(dataclasses.replace(plan, transfers=found))
 
 
 def valid(plan: Plan) -> Plan:
-    """The plan, checked once and for all; the error names the planner."""
+    """Returns the plan after checking its laws. The error names the planner."""
     try:
         plan.check()
     except PlanError as error:
@@ -69,7 +69,7 @@ def valid(plan: Plan) -> Plan:
 
 
 def refuse(solver: RankSolver, broken: list[PlanError]) -> None:
-    """Raises the first of the broken laws in the solver's name."""
+    """Raises the first of the broken laws, in an error that names the solver."""
     if broken:
         raise PlanError(broken[0].law, broken[0].where, f"{solver!r} returned an invalid placement: {broken[0].message}")
 
@@ -78,4 +78,4 @@ def _array(solver: Any, law: str, value: Any, name: str, shape: tuple[int, ...])
     try:
         return frozen_array(value, np.int32, name, shape)
     except InputError as error:
-        raise PlanError(law, "", f"{solver!r} returned what cannot be read: {error}") from None
+        raise PlanError(law, "", f"{solver!r} returned a result that cannot be read: {error}") from None

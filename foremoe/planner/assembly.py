@@ -1,4 +1,4 @@
-"""A plan from finished rows: bounds, proofs, prices, copies and their links."""
+"""Builds a plan from finished rows: bounds, proofs, prices, copies and their links."""
 
 import numpy as np
 
@@ -21,13 +21,13 @@ def assemble(
     header: PlanHeader, path: PathSolver, problem: Problem, placement: Placement, stop_N: Array, *,
     proven_N: Array | None = None,
 ) -> Plan:  # fmt: skip
-    """The plan of finished rows, whose quotas are on the problem's load."""
+    """Returns the plan of finished rows, whose quotas sum to the load of the problem."""
     M, L, G, S = problem.M, problem.L, problem.G, problem.S
     load_bound_N = load_bound(problem)
     bound_N = row_bound(problem)
     cost = price(problem, placement)
     if proven_N is not None:
-        # A solver's bound may come from floating-point search; it never exceeds what the plan reaches.
+        # A solver's bound may come from a floating-point search, so it is capped at the objective that the plan reaches.
         balance = problem.cost.objective == "balance"
         objective_N = row_objective(problem, placement) if balance else cost.total_s
         if balance and header.keeps_homes:
@@ -35,10 +35,10 @@ def assemble(
         bound_N = np.maximum(bound_N, np.minimum(proven_N, objective_N))
         if balance:
             load_bound_N = bound_N = np.ceil(bound_N - 1e-9)
-            # Meeting a lower bound is a proof, whichever solver found the row.
+            # A row that meets a lower bound is proven optimal, whichever solver found it.
             settled_N = (objective_N <= bound_N) & (stop_N != Stop.CANCELLED) & header.keeps_homes
             stop_N = np.where(settled_N, Stop.OPTIMAL, stop_N)
-        # What no bound proves is not called optimal, whatever a solver says.
+        # A row that no bound proves is not called optimal, whatever the solver says.
         boast_N = (stop_N == Stop.OPTIMAL) & ((objective_N > bound_N * PROVEN) | (not header.keeps_homes))
         stop_N = np.where(boast_N, Stop.DONE, stop_N)
     plan = Plan(

@@ -1,4 +1,4 @@
-"""The best placement of every row so far, level by level."""
+"""Keeps the best placement of every row while the levels run."""
 
 import numpy as np
 
@@ -12,23 +12,23 @@ from foremoe.problem.problem import Problem
 
 
 class BestRows:
-    """What planning holds while rank solvers run: the best placement of every row, and a summary of every level so far."""
+    """State of planning while rank solvers run: the best placement of every row, and a summary of every finished level."""
 
     def __init__(self, problem: Problem, start: Placement, static: Placement | None = None) -> None:
         self._problem = problem
         self.placement = start
-        self.objective_N = self.start_N = row_objective(problem, start)  # of the best placement, and of the start
+        self.objective_N = self.start_N = row_objective(problem, start)  # objective of the best placement, and of the start
         if static is not None:
             static_N = row_objective(problem, static)
             self.placement = start.where(self.start_N <= static_N, static)
             self.objective_N = np.minimum(self.start_N, static_N)
         self.stop_N = np.full(problem.N, Stop.DONE, np.uint8)
-        self.kept_N = np.ones(problem.N, bool)  # no level beat the start
-        self.proven_N = np.full(problem.N, -np.inf)  # lower bounds that solvers proved
+        self.kept_N = np.ones(problem.N, bool)  # rows in which no level improved on the start
+        self.proven_N = np.full(problem.N, -np.inf)  # lower bounds that solvers have proven
         self.levels: list[LevelSummary] = [level_summary("start", (0.0, 0.0), problem, start, self.start_N, 0)]
 
     def take(self, solver: RankSolver, placement: Placement, spent: tuple[float, float], *, guard: bool) -> None:
-        """Takes a solver's valid output: all of it, or with `guard` the rows that beat the best so far."""
+        """Takes a solver's valid placement. With `guard`, only the rows that beat the best placement so far are taken."""
         problem = self._problem
         objective_N = row_objective(problem, placement)
         level_stop_N = np.full(problem.N, Stop.DONE, np.uint8) if placement.stop_N is None else placement.stop_N
@@ -39,7 +39,7 @@ class BestRows:
         self.stop_N = np.where(level_stop_N == Stop.CANCELLED, Stop.CANCELLED, self.stop_N)
         if placement.bound_N is not None and solver.keeps_homes:
             self.proven_N = np.maximum(self.proven_N, placement.bound_N)
-        # A heuristic after a search that proved a bound: the row is still one that a search stopped in.
+        # If a heuristic runs after a search that proved a bound, the row still counts as one in which a search stopped.
         self.stop_N = np.where((self.stop_N == Stop.DONE) & (self.proven_N > -np.inf), Stop.LIMIT, self.stop_N)
         self.placement = placement.where(better_N, self.placement)
         self.objective_N = np.where(better_N, objective_N, self.objective_N)

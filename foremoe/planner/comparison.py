@@ -1,6 +1,6 @@
-"""`compare`: strategies side by side on one problem, every figure with its baseline.
+"""`compare`: compares strategies on one problem. Every figure has its baseline.
 
-Figures come from the finished plans' arrays, not from the planner's own summaries.
+The figures come from the arrays of finished plans, not from the planner's own summaries.
 """
 
 import functools
@@ -32,31 +32,31 @@ def compare(
     exact_budget_s: float = EXACT_BUDGET_S, seed: int = 0, trainer: Trainer | None = None,
     judge: Callable[[Problem, Plan], Mapping[str, Any]] | None = None, progress: Progress | None = None,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """Plans `problem` with every planner, as it is (baselines have no guard), on one thread.
+    """Plans `problem` with every planner on one thread and returns their figures. Baselines run without a guard.
 
     Args:
-        problem: What to plan; each planner plans it with the homes that its own home level decides.
+        problem: Problem to plan. Each planner plans it with the homes that its own home level chooses.
         planners: Planners by name, for example `STRATEGIES`.
-        history_LE: Load of an earlier step for foresight "previous", int32 [L, E]. Without it a planner with this foresight has
-            no history in the first micro-step, which is then left out of all lines (if there is more than one).
-        leave_first_out: Whether to leave the first micro-step out; overrides that choice.
-        exact_budget_s: Seconds for a planner with an exact solver. It plans a sample of rows; its line speaks of those that it
-            proves optimal, and ``same_rows`` holds the other planners' mean skew on them.
+        history_LE: Load of an earlier step for foresight "previous", int32 [L, E]. Without it, a planner with this foresight has
+            no history in the first micro-step. If there are several micro-steps, the first one is then left out of all rows.
+        leave_first_out: Whether to leave the first micro-step out of all rows. If None, it is decided as above.
+        exact_budget_s: Time in seconds for a planner with an exact solver, which plans a sample of rows. Its figures are about
+            the rows that it proves optimal, and ``same_rows`` holds the mean skew of the other planners on them.
         seed: Seed of that sample.
-        trainer: As for `rank_memory`.
-        judge: Called with the problem and the plan of every planner that plans all rows; its figures join that line. The
-            simulator's is `foremoe.simulate.Judge`.
-        progress: Called with (planner, rows done, rows in all).
+        trainer: The training around the stage, as for `rank_memory`.
+        judge: Called with the problem and the plan of every planner that plans all rows. Returns further figures of the planner,
+            such as those of `foremoe.simulate.Judge`.
+        progress: Called with (planner, rows done, number of rows).
 
     Returns:
-        One dict per planner: ``solver``, the `FIGURES` (None where nothing was planned; see `Planner.refusal`), ``n_solved``
-        (rows planned), and perhaps a ``note``. ``*_per_layer`` is the mean per row (micro-step, layer). Moves are replicas made,
-        or slots that changed their expert since the micro-step before where homes move. ``max_fanout`` is the largest number of
-        copies that leave one rank for one row. Planning time is CPU time of the solvers alone. For planners that re-place experts
-        ``predicted_stage_s`` leaves out their weight transfer, which is in ``transfer_s``.
+        One dict per planner with ``solver``, the `FIGURES` (None if nothing was planned, see `Planner.refusal`), ``n_solved``
+        (the number of planned rows), and an optional ``note``. ``*_per_layer`` is the mean per row (micro-step, layer). ``moves``
+        counts replicas made, or, if homes move, slots whose expert changed since the micro-step before. ``max_fanout`` is the
+        largest number of copies that leave one rank for one row. Planning time is the CPU time of the solvers alone. For planners
+        that re-place experts, ``transfer_s`` has their weight transfer, which is not in ``predicted_stage_s``.
 
     Raises:
-        InputError: A planner has a pack level that did not deal the problem.
+        InputError: A planner has a pack level that did not pack the problem.
 
     Example:
         >>> rows = foremoe.compare(problem, {name: foremoe.resolve(name) for name in ("static", "greedy", "foremoe")})
@@ -96,19 +96,19 @@ def _require_part(name: str, planner: Planner, problem: Problem) -> None:
 
 
 def _line(name: str, planner: Planner, posed: Problem, shared: Comparison, *, homes_moved: bool) -> tuple[dict[str, Any], Plan]:
-    """The line of a planner that plans all rows, and its plan."""
+    """Returns the figures of a planner that plans all rows, and its plan."""
     history_LE, counted_ML = shared.history_LE, shared.counted_ML
     rows_alone = replace(planner, home=Keep())
     progress = None if shared.progress is None else functools.partial(shared.progress, name)
     plan, summary = rows_alone.plan(posed, history_LE=history_LE, progress=progress)
     static_s = stage_seconds(shared.static, counted_ML)[0]
     line = plan_figures(name, posed, plan, static_s=static_s, counted_ML=counted_ML, trainer=shared.trainer)
-    # Solvers and their splits alone, on one thread; the kernels are compiled already.
+    # Measures only solvers and their splits, on one thread. The kernels are compiled already.
     _, timed = rows_alone.plan(posed, history_LE=history_LE, num_threads=1)
     line["plan_us_per_layer"] = 1e6 * sum(level.cpu_s for level in timed.levels) / posed.N
     notes = list(summary.warnings)
     if homes_moved:
-        notes.append(f"homes by {planner.home!r}; moving them is in the simulated stage alone")
+        notes.append(f"homes by {planner.home!r}; moving them counts only in the simulated stage")
     if planner.foresight == "previous" and history_LE is None:
         if posed.M == 1:
             notes.append("one micro-step and no history: nothing is foreseen, so this is static placement")
@@ -118,16 +118,16 @@ def _line(name: str, planner: Planner, posed: Problem, shared: Comparison, *, ho
             )
     if planner.foresight == "step" and not counted_ML[0].any() and not plan.executable:
         moves = traffic(posed, plan)[0] * plan.M
-        notes.append(f"placed once, in micro-step 0: {moves:.1f} moves per layer that no figure counts")
+        notes.append(f"placed once, in micro-step 0, with {moves:.1f} moves per layer that no figure includes")
     return line | ({"note": "; ".join(notes)} if notes else {}), plan
 
 
 def _with_homes(home: HomeSolver, problem: Problem) -> Problem:
-    """The problem with the homes that a home level decides; the same object where they stay."""
+    """Returns the problem with the homes that a home level chooses. It is the same object if no expert moves."""
     home_LE = home.solve(problem)
     return problem if np.array_equal(home_LE, problem.home_LE) else replace(problem, home_LE=home_LE)
 
 
 def needs_first_left_out(problem: Problem, planners: Mapping[str, Planner], history_LE: Array | None) -> bool:
-    """True if the first micro-step is left out of all figures: something needs history and has none for it."""
+    """Returns True if a planner needs history in the first micro-step and has none, so that the micro-step is left out."""
     return problem.M > 1 and history_LE is None and any(p.foresight == "previous" for p in planners.values())

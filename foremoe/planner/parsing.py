@@ -1,6 +1,7 @@
-"""`parse`: one string form for solvers and planners on the command line, in configuration files, plan headers and tables.
+"""`parse`: reads solvers and planners from the strings of the command line, configuration files, plan headers and tables.
 
-The form is the repr: calls of known classes with literal arguments, so ``parse(repr(x)) == x``. Nothing else is evaluated.
+The string is the repr, that is, calls of known classes with literal arguments. ``parse(repr(x)) == x`` holds. Nothing else is
+evaluated.
 """
 
 import ast
@@ -36,15 +37,15 @@ def _known() -> dict[str, type]:
 def parse(text: str, *, builtin: bool = False) -> Any:
     """Returns the object whose repr is `text`.
 
-    Knows the built-in solvers, `Planner`, `Noisy`, `Rerouted`, `CostModel`, what other packages register under
-    the entry-point group ``foremoe.solvers`` (``"their-name(option=1)"`` or ``"TheirClass(option=1)"``), and places in modules
-    (``"package.module:Class(option=1)"``). Of the last two only what the text names is imported.
+    The text may name built-in solvers, `Planner`, `Noisy`, `Rerouted` and `CostModel`. It may also name entry points of other
+    packages in the group ``foremoe.solvers`` (``"their-name(option=1)"`` or ``"TheirClass(option=1)"``). Places in modules have
+    the form ``"package.module:Class(option=1)"``. Only entry points and modules that the text names are imported.
 
     Args:
-        builtin: Whether to accept only foremoe's own classes, so that nothing is imported for an untrusted text.
+        builtin: Whether to accept only foremoe's own classes, so that nothing is imported for untrusted text.
 
     Raises:
-        InputError: The text is not literals and calls, or names something that is unknown or cannot be imported.
+        InputError: The text contains syntax other than literals and calls, or a name in it is unknown or cannot be imported.
 
     Example:
         >>> foremoe.parse("Planner(rank=(Quota(min_pairs=64),))").rank
@@ -64,7 +65,7 @@ def parse(text: str, *, builtin: bool = False) -> Any:
 
 
 def load_place(place: str) -> Any:
-    """What stands at ``package.module:name``; raises InputError where nothing does."""
+    """Returns the object at ``package.module:name``. Raises InputError if there is none."""
     module, _, name = place.partition(":")
     try:
         return getattr(importlib.import_module(module), name)
@@ -73,19 +74,19 @@ def load_place(place: str) -> Any:
 
 
 def _near(module: str, name: str) -> str:
-    """The module or name that may have been meant; imports only what was named."""
+    """Returns a suggestion for a misspelt module or name. Imports only the module that was named."""
     found = sys.modules.get(module)
     if found is not None:
         return did_you_mean(name, [known for known in dir(found) if not known.startswith("_")])
     parent, _, last = module.rpartition(".")
     folders = getattr(sys.modules.get(parent), "__path__", ()) if parent else [os.getcwd()]
     names = [known.name for known in pkgutil.iter_modules(folders)]
-    # A module that is there failed by itself.
+    # If the module exists, the error came from importing it.
     return "" if last in names else did_you_mean(last, names)
 
 
 def _with_places(text: str) -> str:
-    """The text as Python: ``module:name`` becomes ``module @ name``, which no other text of ours has."""
+    """Returns the text as valid Python syntax. ``module:name`` becomes ``module @ name``, which no valid text contains."""
     tokens = list(tokenize.generate_tokens(io.StringIO(text).readline))
     if any(token.string == "@" for token in tokens):
         raise InputError(f"{text!r} has an @; write a place as package.module:name.")
@@ -95,7 +96,7 @@ def _with_places(text: str) -> str:
 
 
 def short(value: Any) -> str:
-    """The repr of a solver or planner without the options that have their default: for tables and labels."""
+    """Returns the repr of a solver or planner without the options that have their default, for tables and labels."""
     if isinstance(value, tuple):
         return f"({', '.join(short(item) for item in value)}{',' * (len(value) == 1)})"
     if isinstance(value, type) or not dataclasses.is_dataclass(value):
@@ -109,13 +110,13 @@ def short(value: Any) -> str:
 
 
 class _Reader:
-    """Turns the syntax tree of one text into objects."""
+    """Builds objects from the syntax tree of one text."""
 
     def __init__(self, text: str, builtin: bool, names: dict[str, str]) -> None:
         self.text, self.builtin, self.names = text, builtin, names
 
     def value(self, node: ast.expr) -> Any:
-        """The object that a node stands for."""
+        """Returns the object that an AST node describes."""
         if isinstance(node, ast.Tuple | ast.List):
             values = [self.value(item) for item in node.elts]
             return tuple(values) if isinstance(node, ast.Tuple) else values
@@ -128,12 +129,12 @@ class _Reader:
         try:
             return ast.literal_eval(node)
         except ValueError:
-            # literal_eval's own message shows the address of a syntax node.
+            # The message of literal_eval itself shows the memory address of an AST node.
             shown = f"{ast.unparse(node)} in {self.text!r}"
             raise InputError(f"{shown} is not of the form Name(option=value, ...) with plain values.") from None
 
     def known(self, name: str) -> Any:
-        """The built-in class or the entry point of that name."""
+        """Returns the built-in class or the entry point called `name`."""
         if name in _known():
             return _known()[name]
         entry = None if self.builtin else self.names.get(name) or entry_point_of(GROUP, name)
@@ -143,14 +144,14 @@ class _Reader:
         return load_entry_point(GROUP, entry)
 
     def at(self, module: ast.expr, name: ast.expr) -> Any:
-        """What stands at a place in a module."""
+        """Returns the object at a place in a module."""
         place = f"{ast.unparse(module)}:{ast.unparse(name)}"
         if self.builtin or not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", place):
             raise InputError(f"{place} in {self.text!r} is not a solver of foremoe or a place such as package.module:name.")
         return load_place(place)
 
     def call(self, found: Any, node: ast.Call) -> Any:
-        """An object of a class, or a copy of an object with other options."""
+        """Returns a new object of a class, or a copy of an object with other options."""
         name = ast.unparse(node.func)
         arguments = [self.value(argument) for argument in node.args]
         if any(keyword.arg is None for keyword in node.keywords):

@@ -1,4 +1,4 @@
-"""Planner: composes the levels into one plan, and keeps the best of them per row."""
+"""Planner: composes the levels into one plan, and keeps the best result of the levels for each row."""
 
 import dataclasses
 import importlib.util
@@ -35,27 +35,30 @@ from foremoe.workload.workload import Workload
 
 # Letters: M micro-steps, L layers, N = M*L rows, E experts, G ranks, S slots.
 
-# Default rank levels, known by identity: `dataclasses.replace` of the foresight alone changes them with it.
+# Default rank levels. They are recognised by identity, so that `dataclasses.replace` of the foresight alone also changes them.
 _KNOWN: tuple[RankSolver, ...] = (Search(),)
 _FORESEEN: tuple[RankSolver, ...] = (Robust(),)
 
 
 @dataclass(frozen=True, slots=True)
 class Planner:
-    """A composition of levels; every field takes a solver instance, and its repr names it in tables and files.
+    """A composition of levels. Every field takes a solver instance, and the planner's repr is its name in tables and files.
 
     Attributes:
-        pack: Deals sequences to micro-steps and source ranks, in `workload`.
-        home: Decides where experts live for a step, in `homes`.
-        rank: Node- and rank-level solvers, each starting from the one before. Default: ``(Search(),)`` where foresight is "exact"
-            or `Rerouted`, else ``(Robust(),)``.
-        split: Splits every expert's pairs over its replicas; None keeps the solvers' quotas and fills missing ones exactly.
+        pack: Assigns sequences to micro-steps and source ranks, in `workload`.
+        home: Chooses the homes of experts for a step, in `homes`.
+        rank: Node- and rank-level solvers, each of which starts from the result of the one before. Defaults to ``(Search(),)`` if
+            foresight is "exact" or `Rerouted`, else to ``(Robust(),)``.
+        split: Splits every expert's pairs over its replicas. If None, the solvers' quotas are kept, and missing ones are split
+            exactly.
         path: Chooses the link of every copy.
-        foresight: Load that the levels see (`foresight.foreseen`). Quotas are split on the real load, or served (`Rerouted`).
-        guard: Whether each row keeps the best of static, the start and every level's output, by `foremoe.price` under "time".
+        foresight: Load that the levels see (`foresight.foreseen`). Quotas are then split on the real load, or served
+            (`Rerouted`).
+        guard: Whether each row keeps the best of static placement, the start and every level's result, compared by
+            `foremoe.price` for the objective "time".
 
     Raises:
-        InputError: A level of the wrong kind, or levels that exclude each other.
+        InputError: A level has the wrong type, or levels exclude each other.
 
     Example:
         >>> foremoe.Planner().rank
@@ -89,18 +92,18 @@ class Planner:
 
     @property
     def keeps_homes(self) -> bool:
-        """True if every level leaves homes in their base slots, so that plans are executable."""
+        """True if every level leaves experts at home in their base slots, so that plans are executable."""
         return all(solver.keeps_homes for solver in self.rank)
 
     def refusal(self, problem: Problem) -> str | None:
-        """Says why a rank-level solver does not plan `problem`: a module is missing, or the solver refuses it; None if all do."""
+        """Returns the reason why a rank-level solver cannot plan `problem`, or None. For example, a module may be missing."""
         missing = [name for solver in self.rank for name in solver.requires if importlib.util.find_spec(name) is None]
         if missing:
             return f"needs {', '.join(missing)}; pip install 'foremoe[exact]'"
         return next((reason for solver in self.rank if (reason := solver.refusal(problem)) is not None), None)
 
     def using(self, *solvers: Any) -> Self:
-        """Returns the planner with levels replaced: each solver goes to its own `level`, rank solvers together in order.
+        """Returns the planner with levels replaced. Each solver goes to its own `level`, and rank solvers keep their order.
 
         Example:
             >>> foremoe.Planner().using(foremoe.solvers.Greedy(), foremoe.solvers.Even()).rank
@@ -118,18 +121,18 @@ class Planner:
         return dataclasses.replace(self, **changed)
 
     def workload(self, trace: RoutingTrace, *, num_ranks: int, tokens_per_rank: int, **options: Any) -> Workload:
-        """Deals a trace to micro-steps and source ranks with the pack level; options as for `Workload.from_trace`."""
+        """Packs a trace with the pack level and returns its counts. `options` are those of `Workload.from_trace`."""
         return Workload.from_trace(trace, num_ranks=num_ranks, tokens_per_rank=tokens_per_rank, packer=self.pack, **options)
 
     def homes(self, *problems: Problem, num_threads: int | None = None) -> Array:
-        """Decides home slots for a whole step over all its stages together; `plan` never calls it.
+        """Chooses home slots for a whole step, over all its stages together. `plan` never calls it.
 
         Args:
-            problems: One problem per stage, of the same layers, experts and ranks; otherwise an InputError.
-            num_threads: Default: every core; the result is the same.
+            problems: One problem per stage, with the same layers, experts and ranks. Other problems are an InputError.
+            num_threads: Number of threads, which does not change the result. Defaults to all cores.
 
         Returns:
-            Home slot g*B + b of every expert, int32 [L, E]: the problems' ``home_LE``.
+            Home slot g*B + b of every expert, int32 [L, E], for ``home_LE`` of the problems.
         """
         with row_runner(num_threads):
             return homes_of(self.home, whole_step(problems))
@@ -141,23 +144,25 @@ class Planner:
     ) -> tuple[Plan, PlanSummary]:  # fmt: skip
         """Plans every layer of every micro-step with the levels rank, split and path.
 
-        Never raises for a hard instance: rows that a limit or a cancel cut short hold the best valid placement found, and
-        ``Plan.stop_ML`` says so. `workload` and `homes` run the other two levels.
+        A hard instance never raises. If a limit or `cancel` cuts planning short, each row holds the best valid placement found,
+        and ``Plan.stop_ML`` gives the reason. `workload` and `homes` run the other two levels.
 
         Args:
-            start: Plan or placement to start from; default: static. On another load its quotas are split again.
-            key: Which part of training this is; default: step 0 of the problem's stage.
-            history_LE: An earlier step's load for foresight "previous", int32 [L, E].
-            num_threads: Default: every core.
-            progress: Called with (rows done, rows in all).
-            cancel: Stops early when set.
+            problem: Problem to plan.
+            start: Plan or placement to start from. Its quotas are split again if they do not fit the load. Defaults to the static
+                placement, with every expert at home.
+            key: Position of the plan in training. Defaults to step 0 of the problem's stage.
+            history_LE: Load of an earlier step for foresight "previous", int32 [L, E].
+            num_threads: Number of planning threads. Defaults to all cores.
+            progress: Called with (rows done, number of rows).
+            cancel: Event that stops planning early when it is set.
 
         Returns:
-            The plan, whose header names the levels that ran, and how planning went.
+            The plan, whose header names the levels that ran, and a summary of the planning.
 
         Raises:
             InputError: The start or history does not fit, or the pack or home level of this planner has not run (see `what_ran`).
-            PlanError: A solver of any level returned what breaks a law.
+            PlanError: The result of a solver breaks a law.
 
         Example:
             >>> found, how = foremoe.Planner().plan(problem)
@@ -175,7 +180,7 @@ class Planner:
             seen = foreseen(problem, self.foresight, history_LE)
             current = starting_placement(seen, start, self.split or ExactSplit())
             solvers = self.rank if problem.R >= 1 and problem.G >= 2 else ()
-            # A start may be worse than doing nothing; the guard promises to be worse than neither.
+            # A start may be worse than the static placement. With the guard, the result is not worse than either.
             best = BestRows(seen, current, seen.static() if self.guard and start is not None else None)
             count = _counter(progress, max(1, len(solvers)) * problem.N)
             for solver in solvers:
@@ -188,15 +193,15 @@ class Planner:
                     current = self._completed(solver, seen, slots_of(solver, seen, solver.solve(seen, current)))
                 spent = level.spent()
                 placement_of(solver, seen, current, self.keeps_homes)
-                # One load foreseen is no judge of a solver that knows of others.
+                # The guard sees only one foreseen load, so it cannot judge a solver that considers several.
                 best.take(solver, current, spent, guard=self.guard and not (solver.foresees and seen is not problem))
             if (num_cancelled := int((best.stop_N == Stop.CANCELLED).sum())) and not warnings:
-                warnings.append(f"cancelled; {num_cancelled} of {problem.N} rows hold what they started from.")
+                warnings.append(f"cancelled; {num_cancelled} of {problem.N} rows hold the placement from which they started.")
             header = ran.header(problem, key)
             if seen is problem:
                 plan = assemble(header, self.path, problem, best.placement, best.stop_N, proven_N=best.proven_N)
             else:
-                # What is optimal for a predicted load proves nothing on the real one.
+                # A proof for a predicted load proves nothing about the real one.
                 placement = self._on_real_load(problem, seen, best.placement, history_LE)
                 plan = assemble(header, self.path, problem, placement, _unproven(best.stop_N))
         return plan, PlanSummary(
@@ -206,19 +211,19 @@ class Planner:
         )  # fmt: skip
 
     def what_ran(self, problem: Problem) -> Self:
-        """Returns the planner whose pack and home levels made `problem`; `plan` records it in the plan.
+        """Returns the planner with the pack and home levels that made `problem`. `plan` records it in the plan.
 
-        A pack level is left out where nothing says how the load was dealt. A home level counts as run where homes are no longer
-        in order, or where it would leave them so.
+        The pack level is left out if the problem does not record one. The home level counts as run if the homes are no longer in
+        order, or if it would leave them in order.
 
         Raises:
-            InputError: Another pack level dealt this problem, or the home level has not run and would move experts.
+            InputError: Another pack level packed this problem, or the home level has not run and would move experts.
         """
         require_decided(self.home, problem)
         return dataclasses.replace(self, pack=pack_that_ran(self.pack, problem))
 
     def header(self, problem: Problem, key: PlanKey | None) -> PlanHeader:
-        """Makes the header of a plan by this planner."""
+        """Returns the header of a plan by this planner."""
         return PlanHeader(
             key=key if key is not None else PlanKey(stage=problem.stage),
             planner=repr(self), model=problem.model, cluster=problem.cluster, cost=problem.cost,
@@ -228,13 +233,13 @@ class Planner:
         )  # fmt: skip
 
     def _completed(self, solver: RankSolver, problem: Problem, placement: Placement) -> Placement:
-        """A level's output with quotas."""
+        """Returns the placement of a level, with quotas from the split level if it needs them."""
         if placement.quota_NGS is None or self.split is not None:
             return with_quotas(problem, placement, self.split or ExactSplit(), solver.keeps_homes)
         return placement
 
     def _on_real_load(self, problem: Problem, seen: Problem, placement: Placement, history_LE: Array | None) -> Placement:
-        """The placement with its quotas split on the real load, which is all that a prediction can leave to do, or served."""
+        """Returns the placement with its quotas split on the real load, or served if routing is predicted by `Rerouted`."""
         if isinstance(self.foresight, Rerouted) and self.keeps_homes:
             return served(problem, seen, placement)
         expert_NGS = placement.expert_NGS
@@ -250,7 +255,7 @@ def _unproven(stop_N: Array) -> Array:
 
 
 def _counter(progress: Callable[[int, int], None] | None, total: int) -> Callable[[int], None]:
-    """Adds up rows and reports them."""
+    """Returns a function that adds up finished rows and reports them."""
     done = 0
 
     def count(rows: int) -> None:

@@ -1,4 +1,4 @@
-"""The line of an exact planner: rows of a seeded sample, one at a time, as many as its seconds allow."""
+"""Figures of an exact planner. It plans the rows of a seeded sample, one at a time, as many as its time allows."""
 
 import dataclasses
 import time
@@ -25,26 +25,26 @@ Progress = Callable[[str, int, int], None]
 
 
 class Comparison(NamedTuple):
-    """What all lines of one comparison share."""
+    """Settings that all planners of one comparison share."""
 
     history_LE: Array | None  # load of an earlier step
     counted_ML: Array  # bool, rows in the figures
-    static: Plan  # the static plan, which speed-ups are over
-    exact_budget_s: float  # of one exact planner
-    seed: int  # of the rows that it plans
+    static: Plan  # the static plan, the baseline of speed-ups
+    exact_budget_s: float  # time of one exact planner
+    seed: int  # seed of the rows that it plans
     progress: Progress | None
     trainer: Trainer | None = None  # for memory
 
 
 def line_without_figures(name: str, note: str) -> dict[str, Any]:
-    """The line of a planner that planned nothing; `note` says why."""
+    """Returns the figures of a planner that planned nothing. `note` gives the reason."""
     return {"solver": name, **dict.fromkeys(FIGURES), "n_solved": 0, "note": note}
 
 
 def sampled_line(name: str, planner: Planner, problem: Problem, shared: Comparison, plans: Mapping[str, Plan]) -> dict[str, Any]:
-    """The line of a planner with an exact solver, over the rows that it proves optimal.
+    """Returns the figures of a planner with an exact solver, over the rows that it proves optimal.
 
-    Copies, bytes and memory are counted in a plan of all rows, as in the other lines: rows that are not proven are those of the
+    Copies, bytes and memory are counted in a plan of all rows, as for other planners. The rows that are not proven come from the
     fastest of `plans`.
     """
     planner = dataclasses.replace(planner, home=Keep())
@@ -69,15 +69,15 @@ def sampled_line(name: str, planner: Planner, problem: Problem, shared: Comparis
     return plan_figures(name, problem, plan, static_s=static_s, counted_ML=counted_ML, trainer=shared.trainer) | {
         "plan_us_per_layer": 1e6 * cpu_s / num_tried,
         "same_rows": {other: float(plan.skew_ML[counted_ML].mean()) for other, plan in plans.items()},
-        "note": f"{len(proven)} of {num_tried} sampled rows proven {optimal} in {budget}; every figure is theirs alone",
+        "note": f"{len(proven)} of {num_tried} sampled rows proven {optimal} in {budget}; all figures are about these rows",
     }
 
 
 def _prove(name: str, planner: Planner, problem: Problem, shared: Comparison) -> tuple[dict[int, Plan], int, float]:
-    """Plans sampled rows one at a time until the budget is spent: plans of proven rows by row, rows tried, and CPU seconds."""
+    """Plans sampled rows within the budget. Returns the plans of proven rows by row, the number of rows tried, and CPU time."""
     seen = foreseen(problem, planner.foresight, shared.history_LE)
     exact = seen is problem
-    # A row alone has no micro-steps to foresee from: what the planner would see becomes its history. Rerouting needs none.
+    # A single row has no micro-steps to foresee from, so the foreseen load becomes its history. Rerouting needs no history.
     view = planner.foresight if exact or isinstance(planner.foresight, Rerouted) else "previous"
     schedule = Schedule.plain(problem.stage, 1, problem.schedule.reforward)
     proven, num_tried, cpu_s = dict[int, Plan](), 0, 0.0
@@ -101,6 +101,6 @@ def _prove(name: str, planner: Planner, problem: Problem, shared: Comparison) ->
 
 
 def _within(solver: Any, seconds: float) -> Any:
-    """The solver with its time limit set, if it has one."""
+    """Returns the solver with its time limit set, if it has one."""
     limited = dataclasses.is_dataclass(solver) and hasattr(solver, "time_limit_s")
     return dataclasses.replace(solver, time_limit_s=seconds) if limited else solver

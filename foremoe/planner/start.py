@@ -1,4 +1,4 @@
-"""What planning starts from: the problem of a whole step, levels that have run, the first placement, missing quotas."""
+"""Inputs of planning: the problem of a whole step, the levels that have run, the first placement, and missing quotas."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from foremoe.workload.packing import AsGiven
 
 
 def starting_placement(problem: Problem, start: Plan | Placement | None, split: SplitSolver) -> Placement:
-    """The static placement, or `start` with its quotas split again if they do not fit the problem's load."""
+    """Returns the static placement, or `start` with its quotas split again if they do not fit the problem's load."""
     if start is None:
         return problem.static()
     if isinstance(start, Plan):
@@ -44,11 +44,11 @@ def starting_placement(problem: Problem, start: Plan | Placement | None, split: 
 def with_quotas(
     problem: Problem, placement: Placement, split: SplitSolver, keeps_homes: bool, *, copied: bool = False
 ) -> Placement:
-    """Quotas by `split`; redundant slots that get none are emptied (canonical form).
+    """Returns the placement with quotas from `split`. Redundant slots without pairs are emptied (canonical form).
 
     Args:
-        copied: Weights are there before the load is known: every replica whose expert has pairs gets one at least, so that the
-            plan has all copies that were made.
+        copied: Whether weights are copied before the load is known. If so, every replica of an expert that has pairs gets at
+            least one pair, so that the plan contains all copies that were made.
     """
     expert_NGS = placement.expert_NGS
     quota_NGS = quotas_of(split, problem, expert_NGS)
@@ -62,9 +62,9 @@ def with_quotas(
 
 
 def served(problem: Problem, planned: Problem, placement: Placement) -> Placement:
-    """What becomes of a placement made for the routing of `planned` where the routing is that of `problem`.
+    """Returns the placement for the routing of `problem`, given one that was made for the routing of `planned`.
 
-    Its quotas are what slots serve (`served_quotas`). A replica that no pair reaches is left out.
+    Its quotas are the pairs that slots serve (`served_quotas`). A replica that no pair reaches is left out.
     """
     rank_LE, slot_LE = np.divmod(problem.home_LE, problem.B)
     home_NE = np.tile(rank_LE * problem.S + slot_LE, (problem.M, 1)).astype(np.int64)
@@ -81,7 +81,7 @@ def _canonical(problem: Problem, expert_NGS: Array, quota_NGS: Array) -> Placeme
 
 
 def whole_step(problems: Sequence[Problem]) -> Problem:
-    """One problem with the micro-steps of all stages, for the home level."""
+    """Returns one problem with the micro-steps of all stages, for the home level."""
     if not problems:
         raise InputError("homes needs at least one problem.")
     first = problems[0]
@@ -96,7 +96,7 @@ def whole_step(problems: Sequence[Problem]) -> Problem:
 
 
 def pack_that_ran(pack: PackSolver, problem: Problem) -> PackSolver:
-    """`pack`, or `AsGiven()` where nothing says how the load was dealt; raises InputError if another one dealt this problem."""
+    """Returns `pack`, or `AsGiven()` if no packing is recorded. Raises InputError if another pack level packed `problem`."""
     if problem.dealt is None:
         return AsGiven()
     if pack != AsGiven() and problem.dealt.packer != repr(pack):
@@ -106,7 +106,7 @@ def pack_that_ran(pack: PackSolver, problem: Problem) -> PackSolver:
 
 
 def require_decided(home: HomeSolver, problem: Problem) -> None:
-    """Raises InputError if homes are still in order and `home` would move experts: it has not run."""
+    """Raises InputError if `home` has not run, that is, if homes are still in order and it would move experts."""
     if home == Keep() or (problem.home_LE != np.arange(problem.E)).any():
         return
     moved = int((home.solve(problem) != problem.home_LE).sum())

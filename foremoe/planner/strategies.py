@@ -1,4 +1,4 @@
-"""The named strategies, and how a name or text becomes a planner."""
+"""The named strategies, and the conversion of names and expressions to planners."""
 
 import functools
 import inspect
@@ -12,13 +12,13 @@ from foremoe.planner.planner import Planner
 from foremoe.solvers import Anneal, Echo, Eplb, Even, Exact, Feplb, Greedy, Laer, LeastLoaded, Lplb, MoonEp, Quota, Search
 from foremoe.solvers.base import RowSolver
 
-# Baselines run without the guard: the guard would improve them.
+# Baselines run without the guard, because it would improve them.
 STRATEGIES: MappingProxyType[str, Planner] = MappingProxyType(
     {
         "static": Planner(rank=()),
         "eplb-history": Planner(rank=(Eplb(),), split=Even(), foresight="previous", guard=False),
         "eplb-step": Planner(rank=(Eplb(),), split=Even(), foresight="step", guard=False),
-        # On its own load EPLB's shares are its solver's quotas; splitting them evenly again would undo merged copies.
+        # On its own load, EPLB's solver returns quotas. Splitting them evenly again would undo merged copies.
         "eplb-exact": Planner(rank=(Eplb(),), guard=False),
         "laer": Planner(rank=(Laer(),), split=Even(), foresight="previous", guard=False),
         "lplb": Planner(rank=(Lplb(),), guard=False),
@@ -27,12 +27,12 @@ STRATEGIES: MappingProxyType[str, Planner] = MappingProxyType(
         "echo": Planner(rank=(Echo(),), guard=False),
         "moonep": Planner(rank=(MoonEp(),), guard=False),
         "llep": Planner(rank=(LeastLoaded(),), guard=False),
-        # The published floor (1024 pairs) and threshold (1.3) leave small micro-steps unbalanced; without them it is at its best.
+        # The published floor (1024 pairs) and threshold (1.3) leave small micro-steps unbalanced. Without them, it performs best.
         "least_loaded": Planner(rank=(LeastLoaded(min_pairs=0, threshold=1.0),), guard=False),
         "greedy": Planner(rank=(Greedy(),), guard=False),
         "foremoe": Planner(),
         "foremoe-homes": Planner(home=Anneal()),
-        # Started from the heuristic: most rows are optimal already and need no search.
+        # Starts from the heuristic, because most of its rows are optimal already and need no search.
         "exact": Planner(rank=(Search(), Exact())),
     }
 )
@@ -44,13 +44,14 @@ def resolve(text: str | Planner | Any, *, guard: bool = True) -> Planner:
     Args:
         text: One of
 
-            * a strategy: ``"quota"``;
-            * a solver of another package (entry-point group ``foremoe.solvers``), with or without options: ``"theirs(depth=2)"``;
-            * a place in a module that holds a solver, a solver class, a planner or a per-row function, with or without options:
-              ``"package.module:Class(depth=2)"``;
-            * a repr: ``"Quota(min_pairs=64)"`` or ``"Planner(rank=(Search(), package.module:Class()))"``;
+            * the name of a strategy, such as ``"quota"``
+            * a solver of another package (entry-point group ``foremoe.solvers``), with or without options, such as
+              ``"theirs(depth=2)"``
+            * a place in a module with a solver, a solver class, a planner or a per-row function, with or without options, such as
+              ``"package.module:Class(depth=2)"``
+            * a repr, such as ``"Quota(min_pairs=64)"`` or ``"Planner(rank=(Search(), package.module:Class()))"``
             * a planner or solver.
-        guard: Whether a solver that stands alone gets the guard of `Planner`; without it, a comparison shows the solver itself.
+        guard: Whether a single solver gets the guard of `Planner`. Without it, a comparison shows the solver itself.
 
     Example:
         >>> foremoe.resolve("eplb-step").rank
@@ -89,10 +90,11 @@ def _planner_of(found: Any, name: str, guard: bool) -> Planner:
 
 
 def row_solver(edit: Any, *, compiled: bool = True) -> RowSolver:
-    """Makes a solver from ``edit(load_E, node_G, num_base, options, expert_GS, quota_GS)``, a rule for one row; see `RowSolver`.
+    """Makes a solver from a rule for one row, ``edit(load_E, node_G, num_base, options, expert_GS, quota_GS)`` (see `RowSolver`).
 
     Args:
-        compiled: Whether to compile it with numba. Plain Python gives the same result.
+        edit: The rule for one row.
+        compiled: Whether to compile the rule with numba. Plain Python gives the same result.
 
     Example:
         >>> def nothing(load_E, node_G, num_base, options, expert_GS, quota_GS):
@@ -103,5 +105,5 @@ def row_solver(edit: Any, *, compiled: bool = True) -> RowSolver:
     """
     name = getattr(edit, "__name__", "row_solver")
     body = {"edit": staticmethod(edit), "compiled": compiled, "__repr__": lambda self: f"row_solver({name})"}
-    body["__reduce__"] = lambda self: (functools.partial(row_solver, compiled=compiled), (edit,))  # its class has no place
+    body["__reduce__"] = lambda self: (functools.partial(row_solver, compiled=compiled), (edit,))  # its class has no name
     return type(name, (RowSolver,), body | {"__module__": getattr(edit, "__module__", __name__)})()

@@ -29,8 +29,8 @@ _SAME = ("L", "G", "E", "num_topk", "stage", "model")
 class PlanStream:
     """Plans the micro-steps of one stage in a background thread as they are added.
 
-    The plan is, byte for byte, what the planner makes of all micro-steps at once, if its rank solvers treat every row by itself,
-    as the built-in ones do, and have no wall-clock limit.
+    The plan is, byte for byte, the planner's plan of all micro-steps at once. This requires rank solvers that treat every row by
+    itself, as the built-in ones do, and that have no wall-clock limit.
 
     Example::
 
@@ -41,14 +41,15 @@ class PlanStream:
         plan.check(stream.problem)
 
     Args:
-        planner: A planner with foresight ``"exact"``; the others look at more than the micro-steps added so far.
-        cluster: As for `Problem.of`.
-        reforward: True if backward passes run the forward again; the schedule given to `finish` must say the same.
-        num_threads: Threads of the planner; default: every core.
-        options: As for `Problem.of`: redundant, slot_depth, model, home_LE, cost, replicas.
+        planner: A planner with foresight ``"exact"``. Other kinds of foresight need later micro-steps.
+        cluster: The cluster, as for `Problem.of`.
+        reforward: Whether backward passes run the forward pass again. The schedule given to `finish` must agree.
+        key: Position of the plan in training. Defaults to step 0 of the stage.
+        num_threads: Number of planning threads. Defaults to all cores.
+        options: Arguments of `Problem.of`: redundant, slot_depth, model, home_LE, cost, replicas.
 
     Raises:
-        InputError: Another foresight, an option that `Problem.of` does not take, or a home level without ``home_LE``.
+        InputError: The foresight is another one, an option is unknown, or there is a home level but no ``home_LE``.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class PlanStream:
         self._planner, self._cluster, self._options = planner, cluster, options
         self._reforward, self._key, self._num_threads = reforward, key, num_threads
         self._works: list[Workload] = []
-        self._taken = 0  # works that are planned or being planned; the background thread alone reads and writes it
+        self._taken = 0  # number of works that are planned or being planned; used only by the background thread
         self._cancel = threading.Event()
         self._parts: list[Future[tuple[Plan, PlanSummary] | None]] = []
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="foremoe-plan")
@@ -74,17 +75,17 @@ class PlanStream:
 
     @property
     def problem(self) -> Problem:
-        """The problem of all micro-steps, once `finish` has returned."""
+        """The problem of all micro-steps. It is known once `finish` has returned."""
         if self._problem is None:
-            raise InputError("the problem is known once finish() is through; call it first.")
+            raise InputError("the problem is known once finish() has returned; call it first.")
         return self._problem
 
     def add(self, work: Workload) -> None:
-        """Takes the next micro-steps, one or more, to be planned in the background, and returns at once.
+        """Adds one or more micro-steps to be planned in the background, and returns at once.
 
         Raises:
-            InputError: They do not fit those before, or the stream is closed.
-            Exception: What planning earlier ones raised.
+            InputError: The micro-steps do not fit the earlier ones, or the stream is closed.
+            Exception: Planning earlier micro-steps raised this error.
         """
         self._require_open()
         if not isinstance(work, Workload):
@@ -98,22 +99,22 @@ class PlanStream:
                 raise InputError("these micro-steps have other layers than the first ones; plan them in a stream of their own.")
         for future in self._parts:
             if future.done():
-                future.result()  # raises what planning raised
+                future.result()  # raises the error of planning, if any
         self._works.append(work)
         self._parts.append(self._pool.submit(self._plan_waiting))
 
     def finish(self, schedule: Schedule | None = None) -> tuple[Plan, PlanSummary]:
-        """Waits for the background, and joins the plan of all micro-steps.
+        """Waits for the background thread and returns the plan of all micro-steps.
 
         Args:
-            schedule: Passes of all micro-steps; default: as in `Problem.of`, with the recomputation of this stream.
+            schedule: Passes of all micro-steps. Defaults to that of `Problem.of`, with the `reforward` of this stream.
 
         Returns:
-            The plan, and a summary whose seconds are summed over the parts.
+            The plan, and a summary with the times of all parts added up.
 
         Raises:
             InputError: Nothing was added, the schedule does not fit, or the stream is closed.
-            Exception: What planning raised.
+            Exception: Planning raised this error.
         """
         self._require_open()
         if not self._works:
@@ -136,7 +137,7 @@ class PlanStream:
         return plan, report
 
     def close(self) -> None:
-        """Ends planning and gives up what is not finished; may be called again."""
+        """Ends planning and drops unfinished work. May be called more than once."""
         self._closed = True
         self._cancel.set()
         self._pool.shutdown(cancel_futures=True)
@@ -148,7 +149,7 @@ class PlanStream:
         self.close()
 
     def _plan_waiting(self) -> tuple[Plan, PlanSummary] | None:
-        """Plans all that has been added since the last time, in one call: many small parts cost more than one."""
+        """Plans in one call all micro-steps added since the last call, because many small parts cost more than a large one."""
         works = self._works[self._taken :]
         if not works:
             return None
@@ -156,7 +157,7 @@ class PlanStream:
         work = _joined(works)
         schedule = Schedule.plain(work.stage, work.M, self._reforward)
         problem = Problem.of(work, self._cluster, schedule=schedule, **self._options)
-        # Homes hold for the whole step; `finish` compares them with the planner's home level.
+        # Homes apply to the whole step. `finish` compares them with the planner's home level.
         rows = dataclasses.replace(self._planner, home=Keep())
         return rows.plan(problem, key=self._key, num_threads=self._num_threads, cancel=self._cancel)
 
@@ -172,9 +173,10 @@ class PlanStream:
 
 
 def _joined(works: Sequence[Workload]) -> Workload:
-    """One workload of consecutive micro-steps.
+    """Returns one workload of consecutive micro-steps.
 
-    Slices of one workload keep its trace and how it was dealt (the last one's: the first slice speaks of what it leaves out).
+    Slices of one workload keep its trace and its packing. They keep that of the last slice, because the first slice counts the
+    later micro-steps as left out.
     """
     last = works[-1]
     if len(works) == 1:
@@ -186,7 +188,7 @@ def _joined(works: Sequence[Workload]) -> Workload:
 
 
 def _merged(reports: Sequence[PlanSummary], plan: Plan, finish_s: float) -> PlanSummary:
-    """The summary of the whole from those of its parts."""
+    """Returns the summary of the whole from the summaries of its parts."""
     levels = []
     for parts in zip(*(report.levels for report in reports), strict=True):
         sums = {name: _sum(parts, name) for name in ("seconds", "cpu_s", "objective_sum", "rows_improved")}

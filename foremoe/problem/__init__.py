@@ -1,4 +1,4 @@
-"""The planning problem: load, machine, limits, price, and proven bounds."""
+"""The planning problem, with its load, machine and limits, the price of placements, and proven bounds."""
 
 from foremoe.problem.bounds import load_bound, row_bound
 from foremoe.problem.cost import Cost, CostModel

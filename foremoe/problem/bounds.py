@@ -1,4 +1,4 @@
-"""Lower bounds per row, valid for every placement that keeps the homes: of the largest rank load and of the objective."""
+"""Lower bounds of the largest rank load and of the objective of each row. They hold for every placement that keeps the homes."""
 
 import numpy as np
 
@@ -14,20 +14,21 @@ from foremoe.problem.problem import Problem, once
 
 @once
 def load_bound(problem: Problem) -> Array:
-    """Lower bound of the largest rank load of every row, float64 [N], whole numbers; cached on the problem."""
+    """Returns a lower bound of the largest rank load of every row, float64 [N] of whole numbers. Cached on the problem."""
     bound_N, homes = np.zeros(problem.N, np.int64), _homes(problem)
     for_rows(lambda low, high: load_bound_rows(low, high, problem.load_NE, homes, bound_N), problem.N, whole=True)
     return frozen_array(bound_N, np.float64, "load_bound_N")
 
 
 def settled_load_bound(problem: Problem, reached_N: Array) -> Array:
-    """float64 [N]: `load_bound`, tightened with the loads that a placement reaches.
+    """Returns `load_bound`, tightened with the loads that a placement reaches, float64 [N].
 
-    A tightened bound is `reached_N` if that is optimal, else it is within 0.5 % of the optimum.
+    A tightened bound equals `reached_N` if that is optimal. Otherwise, it is within 0.5 % of the optimum.
 
     Args:
-        reached_N: Largest rank load of some placement, float64 [N]. Only rows up to 6 % above their bound are tightened, and only
-            with one redundant slot per rank and replicas among at most 8 ranks: 0.1 ms each if the placement is optimal.
+        reached_N: Largest rank load of some placement, float64 [N]. Rows more than 6 % above their bound are not tightened.
+            Tightening also requires one redundant slot per rank, and replicas among at most 8 ranks. It takes 0.1 ms per row if
+            the placement is optimal.
     """
     bound_N, homes = load_bound(problem).copy(), _homes(problem)
     for_rows(lambda low, high: settle_rows(low, high, problem.load_NE, homes, reached_N, bound_N), problem.N, whole=True)
@@ -36,9 +37,9 @@ def settled_load_bound(problem: Problem, reached_N: Array) -> Array:
 
 @once
 def row_bound(problem: Problem) -> Array:
-    """Lower bound of the objective of every row, float64 [N]; cached on the problem.
+    """Returns a lower bound of the objective of every row, float64 [N]. Cached on the problem.
 
-    Under ``"time"`` it counts the seconds of the window, the latency of exchanges and the compute of `load_bound`, no transfers.
+    For ``"time"``, it contains the window, the latency of exchanges and the compute of `load_bound`, but no transfers.
     """
     if problem.cost.objective == "balance":
         return load_bound(problem)
@@ -46,7 +47,7 @@ def row_bound(problem: Problem) -> Array:
     pair_s = (prices.forwards + prices.backward_ratio) * (prices.gemm_s + prices.pair_s)
     fixed_s = 2.0 * prices.exchange_passes * prices.latency_s * (problem.G > 1)
     bound_N = problem_rows(problem).window_N3[:, 0] + fixed_s + pair_s * load_bound(problem)
-    # Rounding: the bound adds up in another order than prices, so it gives way by some units in the last place.
+    # The bound adds up in another order than the prices, so it is lowered by some units in the last place.
     return frozen_array(bound_N * (1.0 - 1e-12), np.float64, "row_bound_N")
 
 

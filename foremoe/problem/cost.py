@@ -1,4 +1,4 @@
-"""The objective, and costs in seconds by part."""
+"""The objective, and costs in seconds with their parts."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from foremoe.problem.rates import Rates
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Cost(ArrayValue):
-    """Seconds by part. All parts have the same shape ([], [N] or [M, L]) and sum to `total_s`.
+    """Costs in seconds, by part. All parts have the same shape ([], [N] or [M, L]) and sum to `total_s`.
 
     Attributes:
-        window_s: Compute of the slowest rank before the layer (attention), all passes.
-        dispatch_s: Sending tokens to the experts, all passes; the busiest rank sets it.
-        compute_s: Expert compute of the slowest rank, all passes.
-        combine_s: Sending outputs back from the experts, as `dispatch_s`.
-        transfer_s: Exposed weight copies, and the slowdown of compute by copies.
-        gradient_s: The same for replica gradients.
+        window_s: Compute time of the slowest rank before the layer (attention), over all passes.
+        dispatch_s: Time of the busiest rank for sending tokens to the experts, over all passes.
+        compute_s: Time of expert compute on the slowest rank, over all passes.
+        combine_s: Time of the busiest rank for sending outputs back from the experts, over all passes.
+        transfer_s: Time of exposed weight copies, plus compute time lost to copies.
+        gradient_s: The same for the gradient returns of replicas.
     """
 
     window_s: Array
@@ -42,16 +42,16 @@ class Cost(ArrayValue):
             object.__setattr__(self, part.name, frozen_array(getattr(self, part.name), np.float64, part.name, shape))
 
     def parts(self) -> dict[str, Array]:
-        """Seconds by name of the part."""
+        """Returns the seconds of each part, keyed by its name."""
         return {part.name: getattr(self, part.name) for part in dataclasses.fields(self)}
 
     @property
     def total_s(self) -> Array:
-        """Sum over all parts, of the same shape as a part."""
+        """Sum of all parts, with the shape of a part."""
         return np.asarray(sum(self.parts().values()))
 
     def each(self, change: Callable[[Array], Array]) -> Cost:
-        """Applies a function to every part."""
+        """Applies `change` to every part."""
         return Cost(**{name: change(part) for name, part in self.parts().items()})
 
     def sum(self) -> Cost:
@@ -70,12 +70,12 @@ class Cost(ArrayValue):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostModel:
-    """The objective, and how much of the window can overlap with copies.
+    """The objective, and the share of the window that can overlap with copies.
 
     Attributes:
-        objective: ``"time"``: seconds of the row; ``"balance"``: the largest rank load only.
+        objective: Quantity to minimise. ``"time"`` is the time of the row, and ``"balance"`` the largest rank load only.
         overlap: Share of the time before the experts that copies can overlap with, from 0 (as when planning online) to 1. That
-            time is the window and the balanced expert compute of one layer (with a single buffer per slot, the window alone).
+            time is the window plus the balanced expert compute of one layer, or the window alone with one buffer per slot.
 
     Example:
         >>> balance = foremoe.Problem.of(work, cluster, redundant=1, cost=foremoe.CostModel(objective="balance"))
@@ -92,5 +92,5 @@ class CostModel:
         real(self.overlap, "overlap", 0.0, 1.0, open_low=False)
 
     def adjust(self, rates: Rates) -> Rates:
-        """Returns the rates to price with; a subclass may change the rates that the machine gives."""
+        """Returns the rates to use in prices. A subclass may change the rates that come from the machine."""
         return rates

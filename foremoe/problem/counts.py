@@ -1,4 +1,4 @@
-"""Counts: the load of a problem, in the form that compiled functions read."""
+"""Counts: the load of a problem in the form that compiled functions read."""
 
 from typing import NamedTuple
 
@@ -10,21 +10,21 @@ from foremoe.problem.kernels.demand import demand_rows
 
 # Letters: N rows, G ranks, E experts, V nodes.
 
-# Read-only like the arrays it stands for: kernels compile once for both.
+# Read-only like the arrays in whose place it is used, so that kernels compile once for both.
 _UNKNOWN = frozen_array(np.zeros((1, 1, 1)), np.int32, "sources")
 
 
 class Counts(NamedTuple):
-    """Pairs of every row, int32."""
+    """Numbers of pairs in every row, int32."""
 
-    load_NE: Array  # of each expert
-    load_NGE: Array  # by source rank; one zero if `located` is False
-    demand_NVE: Array  # by the node that the tokens are on; one zero if `located` is False
+    load_NE: Array  # pairs of each expert
+    load_NGE: Array  # pairs by source rank; a single zero if `located` is False
+    demand_NVE: Array  # pairs by the node of their tokens; a single zero if `located` is False
     located: bool  # whether sources are known
 
 
 def count(load_NE: Array, load_NGE: Array | None, node_G: Array) -> Counts:
-    """Returns the `Counts` of a load, with sums by node."""
+    """Returns the `Counts` of a load, including the sums by node."""
     if load_NGE is None:
         return Counts(load_NE, _UNKNOWN, _UNKNOWN, False)
     N, _, E = load_NGE.shape

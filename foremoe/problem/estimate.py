@@ -1,7 +1,7 @@
-"""Rough prices of rows, for starts, homes, foresight and links; `foremoe.problem.pricing` has the exact price.
+"""Rough prices of rows, for starts, homes, foresight and links. `foremoe.problem.pricing` has the exact price.
 
-Exchanges are averaged and copies are counted by rank. Constants come from `Cluster`; unless ``cluster.calibrated`` they are
-data-sheet figures and every time is *model, uncalibrated*.
+Exchanges are averaged, and copies are counted by rank. Constants come from `Cluster`. Unless ``cluster.calibrated`` is set, they
+are data-sheet figures, and every time is *model, uncalibrated*.
 """
 
 import numpy as np
@@ -18,12 +18,12 @@ from foremoe.problem.rates import Rates, RowTimes
 
 @once
 def problem_rates(problem: Problem) -> Rates:
-    """Returns the coefficients of `problem` that are the same for all rows; cached."""
+    """Returns the coefficients of `problem` that are the same for all rows. Cached on the problem."""
     model, cluster = problem.model, problem.cluster
     backward, reforward = float(problem.schedule.trains), float(problem.schedule.reforward)
     gemm_passes = 1.0 + cluster.backward_ratio * backward + reforward
     comm_passes = 1.0 + backward + reforward
-    # What host stores save is left to the path level: with their filling priced they hardly ever make a replica cheaper.
+    # Savings by host stores are left to the path level. With the price of filling them, they seldom make a replica cheaper.
     copy_peer_s, copy_rdma_s, _ = cluster.copy_seconds(model.expert_bytes)
     gradient_peer_s, gradient_rdma_s = cluster.return_seconds(model.gradient_bytes)
     sends = 1.0 + backward
@@ -42,17 +42,17 @@ def problem_rates(problem: Problem) -> Rates:
 
 @once
 def row_times(problem: Problem) -> RowTimes:
-    """Returns the seconds of every row that copies can overlap with; cached."""
+    """Returns the time of every row that copies can overlap with. Cached on the problem."""
     window_N = np.repeat(window_seconds(problem).max(axis=1), problem.L)
     mean_N = problem.load_NE.sum(axis=1, dtype=np.float64) / problem.G
-    # With room to prefetch, copies also run under the balanced experts of the layer before. Not under more layers: those have
-    # copies of their own on the same links.
+    # With several buffers, copies also overlap with the balanced experts of the layer before. They do not overlap with earlier
+    # layers, which have copies of their own on the same links.
     hide_N = problem.cost.overlap * (window_N + _pair_seconds(problem) * mean_N if problem.slot_depth > 1 else window_N)
     return RowTimes(hide_N, (problem.cluster.backward_ratio + float(problem.schedule.reforward)) * hide_N)
 
 
 def window_seconds(problem: Problem) -> Array:
-    """float64 [M, G]: seconds of one forward before a layer's experts: attention and the layer's overhead."""
+    """Returns the seconds of one forward pass before a layer's experts (attention and layer overhead), float64 [M, G]."""
     cluster = problem.cluster
     if problem.tokens_MG is None:
         return np.full((problem.M, problem.G), cluster.layer_overhead_s)
@@ -61,12 +61,12 @@ def window_seconds(problem: Problem) -> Array:
 
 
 def _pair_seconds(problem: Problem) -> float:
-    """Seconds of expert compute of one pair in one forward."""
+    """Returns the seconds of expert compute of one pair in one forward pass."""
     model, cluster = problem.model, problem.cluster
     return model.flops_per_pair / cluster.expert_flops_per_s + pair_overhead_seconds(model, cluster)
 
 
 def _slot_seconds(problem: Problem) -> float:
-    """Seconds of a busy slot in all passes."""
+    """Returns the seconds that a busy slot adds over all passes."""
     forwards = 1.0 + problem.schedule.reforward
     return forwards * problem.cluster.slot_overhead_s + problem.schedule.trains * problem.cluster.backward_slot_s

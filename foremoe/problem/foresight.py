@@ -1,4 +1,4 @@
-"""Foresight: the load that the planner sees. With router replay it is exact; the other kinds serve ablations and baselines."""
+"""Foresight: the load that the planner sees. With router replay, it is exact. Other kinds are for ablations and baselines."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -12,17 +12,17 @@ from foremoe.problem.problem import Problem
 
 # Letters: M micro-steps, L layers, G source ranks, E experts, T tokens, K top-k, X tokens that change or scenarios.
 
-# Micro-steps before that are scenarios of the next one.
+# Number of earlier micro-steps that serve as scenarios of the next one.
 PAST = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Noisy:
-    """Exact loads with noise: each expert's load times exp(drift * normal), rescaled to the row's total.
+    """Exact loads with noise. Each expert's load is multiplied by exp(drift * normal), and the row is rescaled to its total.
 
     Attributes:
         drift: Standard deviation of the log factor, from 0 to 100.
-        seed: Seed of the noise, a whole number >= 0; a micro-step's noise does not depend on the number of micro-steps.
+        seed: Seed of the noise, an integer >= 0. The noise of a micro-step does not depend on the number of micro-steps.
 
     Example:
         >>> blurred, _ = foremoe.Planner(foresight=foremoe.Noisy(drift=0.3)).plan(problem)
@@ -34,7 +34,7 @@ class Noisy:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        # exp(100 * normal) still fits float64; a larger factor would overflow to nonsense loads.
+        # exp(100 * normal) still fits float64. A larger factor would overflow and give meaningless loads.
         real(self.drift, "drift of Noisy", 0.0, 100.0, open_low=False)
         whole(self.seed, "seed of Noisy", 0)
 
@@ -43,13 +43,13 @@ class Noisy:
 class Rerouted:
     """Routing in which a share of the choices differs, as when training routes by itself (``stage(..., replay=False)``).
 
-    Levels plan for this routing, source by source. The real load is then served as a runtime serves it: each source sends a slot
-    at most its planned pairs and the rest home. Other kinds of foresight split quotas on the real load instead.
+    Levels plan for this routing, source by source. The real load is then served as a runtime serves it. Each source sends a slot
+    at most its planned pairs, and the rest to the expert's home. Other kinds of foresight split quotas on the real load instead.
 
     Attributes:
         share: Share of (token, layer) choices that differ, from 0 (exact foresight) to 1.
-        how: "swap": another expert, drawn by load, replaces one of a token's; "redraw": all of them are drawn by load.
-        seed: Seed of the draw, a whole number >= 0; a micro-step's draw does not depend on the number of micro-steps.
+        how: With "swap", one of a token's experts is replaced by another, drawn by load. With "redraw", all are drawn by load.
+        seed: Seed of the draw, an integer >= 0. The draw of a micro-step does not depend on the number of micro-steps.
 
     Example:
         >>> rerouted, _ = foremoe.Planner(foresight=foremoe.Rerouted(share=0.4)).plan(problem)
@@ -68,20 +68,20 @@ class Rerouted:
         whole(self.seed, "seed of Rerouted", 0)
 
     def counts(self, load_MLGE: Array, num_topk: int) -> Array:
-        """Draws such routing if only counts are known, int32 [M, L, G, E]; every source keeps its number of pairs."""
+        """Draws such routing as counts, int32 [M, L, G, E], for known counts. Every source keeps its number of pairs."""
         out_MLGE = load_MLGE.astype(np.int64)
         for m, load_LGE in enumerate(out_MLGE):
             rng = np.random.default_rng([self.seed, m])
             tokens_LG = load_LGE.sum(axis=2) // num_topk
             chance_LGE = np.broadcast_to(load_LGE.sum(axis=1, keepdims=True), load_LGE.shape).astype(np.float64)
-            if self.how == "swap":  # a token that has the expert cannot get it
+            if self.how == "swap":  # tokens that have the expert already cannot get it
                 chance_LGE *= np.maximum(tokens_LG[..., None] - load_LGE, 0)
             total_LG = chance_LGE.sum(axis=2)
             left_LG = np.where(total_LG > 0, rng.binomial(tokens_LG, self.share), 0)
             left_LG *= num_topk if self.how == "redraw" else 1
             come_LGE = rng.multinomial(left_LG, chance_LGE / np.where(total_LG > 0, total_LG, 1.0)[..., None])
             others_LG = load_LGE.sum(axis=2)
-            for load_LG in np.moveaxis(load_LGE, 2, 0):  # pairs leave without replacement
+            for load_LG in np.moveaxis(load_LGE, 2, 0):  # draws pairs to remove without replacement
                 others_LG -= load_LG
                 gone_LG = rng.hypergeometric(load_LG, others_LG, left_LG)
                 load_LG -= gone_LG
@@ -90,17 +90,17 @@ class Rerouted:
         return out_MLGE.astype(np.int32)
 
     def choices(self, topk_TLK: Array) -> Array:
-        """Draws such routing of tokens, [T, L, K]; distinct experts stay distinct, and -1 stays -1."""
+        """Draws such routing for tokens, [T, L, K]. Distinct experts remain distinct, and -1 remains -1."""
         out_TLK = topk_TLK.copy()
         for layer in range(topk_TLK.shape[1]):
             rng = np.random.default_rng([self.seed, layer])
             known_TK = topk_TLK[(topk_TLK[:, layer] >= 0).all(axis=1), layer]
             at_X = np.flatnonzero((rng.random(len(topk_TLK)) < self.share) & (topk_TLK[:, layer] >= 0).all(axis=1))
-            if self.how == "redraw":  # the choice of some token
+            if self.how == "redraw":  # takes the choice of a random token
                 out_TLK[at_X, layer] = known_TK[rng.integers(max(1, len(known_TK)), size=len(at_X))]
                 continue
             place_X = rng.integers(topk_TLK.shape[2], size=len(at_X))
-            for _ in range(100):  # an expert that most tokens have may never be another one
+            for _ in range(100):  # limited, because an expert that most tokens have may never fit
                 new_X = rng.choice(known_TK.ravel(), size=len(at_X)) if len(at_X) else place_X
                 fits_X = (topk_TLK[at_X, layer] != new_X[:, None]).all(axis=1)
                 out_TLK[at_X[fits_X], layer, place_X[fits_X]] = new_X[fits_X]
@@ -119,9 +119,9 @@ def require_foresight(foresight: Foresight) -> None:
 
 
 def foreseen(problem: Problem, foresight: Foresight, history_LE: Array | None) -> Problem:
-    """Returns the problem that levels and the guard see: its load is `predicted_load`, by source only under `Rerouted`.
+    """Returns the problem that the levels and the guard see. Its load is `predicted_load`, by source only for `Rerouted`.
 
-    The scenarios are the micro-steps before under "previous", and those of the step under "step".
+    The scenarios are the micro-steps before for "previous", and all micro-steps of the step for "step".
     """
     if isinstance(foresight, Rerouted) and foresight.share > 0:
         given_MLGE = problem.load_MLGE if problem.load_MLGE is not None else problem.load_MLE[:, :, None]
@@ -138,13 +138,13 @@ def foreseen(problem: Problem, foresight: Foresight, history_LE: Array | None) -
 
 
 def _scenarios(load_MLE: Array, foresight: Foresight, history_LE: Array | None) -> Array | None:
-    """int32 [X, M, L, E], `Problem.scenario_XMLE`: micro-steps before, the last one first, or all of the step."""
+    """Returns `Problem.scenario_XMLE`, int32 [X, M, L, E]: the micro-steps before, the last one first, or those of the step."""
     if foresight == "step":
         return np.broadcast_to(load_MLE[:, None], (len(load_MLE), *load_MLE.shape))
     if foresight != "previous":
         return None
     seen_MLE = load_MLE if history_LE is None else np.concatenate([history_LE[None], load_MLE])
-    before_M = np.arange(len(load_MLE)) + (history_LE is not None)  # micro-steps that are known by then
+    before_M = np.arange(len(load_MLE)) + (history_LE is not None)  # number of micro-steps known by then
     index_XM = before_M - 1 - np.arange(max(1, min(PAST, int(before_M.max()))))[:, None]
     return np.where((index_XM >= 0)[:, :, None, None], seen_MLE[np.maximum(0, index_XM)], 0)
 
@@ -153,8 +153,10 @@ def predicted_load(load_MLE: Array, foresight: str | Noisy, history_LE: Array | 
     """Returns the load that solvers and the guard see, int32 [M, L, E].
 
     Args:
-        foresight: ``"exact"``; ``"previous"``: the micro-step before (the first sees `history_LE`, or zeros without history);
-            ``"step"``: the step's sum in every micro-step; or `Noisy`.
+        load_MLE: Real load.
+        foresight: ``"exact"`` for the real load, ``"previous"`` for the micro-step before, ``"step"`` for the step's sum in
+            every micro-step, or `Noisy`.
+        history_LE: Load that the first micro-step sees with ``"previous"``. None for zeros.
     """
     if isinstance(foresight, Noisy):
         noise = [np.random.default_rng([foresight.seed, m]).standard_normal(load_MLE.shape[1:]) for m in range(len(load_MLE))]

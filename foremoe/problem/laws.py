@@ -1,4 +1,4 @@
-"""The laws of a placement, vectorised: each check returns what is violated, where, with the numbers."""
+"""The laws of placements. Each check is vectorised and returns the violations with their places and numbers."""
 
 from collections.abc import Callable
 
@@ -12,11 +12,11 @@ from foremoe.problem.problem import Problem
 
 # Letters: M micro-steps, L layers, N = M*L rows, G ranks, E experts, B base slots, S slots.
 
-SHOWN_PER_LAW = 4  # a broken plan is usually broken everywhere; a few places tell as much as thousands
+SHOWN_PER_LAW = 4  # a broken plan is usually broken everywhere, so a few places are enough
 
 
 class Violations:
-    """Collects violations; `mask` names the first few true places of a mask."""
+    """Collects violations. `mask` adds the first few true places of a mask."""
 
     def __init__(self, num_layers: int) -> None:
         self.errors: list[PlanError] = []
@@ -26,8 +26,8 @@ class Violations:
         self.errors.append(PlanError(law, where, message))
 
     def mask(self, law: str, mask: Array, axes: str, message: Callable[[tuple[int, ...]], str]) -> None:
-        """`axes` names the mask's axes by letter, the first being N (a row) or C (a copy)."""
-        if not mask.any():  # much faster than looking for places
+        """Adds the true places of `mask`. `axes` names its axes by letter. The first one is N (a row) or C (a copy)."""
+        if not mask.any():  # much faster than searching for places
             return
         places = np.argwhere(mask)
         for place in places[:SHOWN_PER_LAW]:
@@ -43,7 +43,7 @@ class Violations:
 
 
 def slot_violations(expert_NGS: Array, shape: tuple[int, ...], num_experts: int, num_layers: int) -> list[PlanError]:
-    """Returns the violations that would make compiled code read out of range, since it looks up slots without a check."""
+    """Returns violations that would make compiled code read out of bounds, because it does not check slots."""
     found = Violations(num_layers)
     if not isinstance(expert_NGS, np.ndarray):
         found.add("slots", f"expert_NGS must be an array of integers; got {type(expert_NGS).__name__}.")
@@ -57,14 +57,14 @@ def slot_violations(expert_NGS: Array, shape: tuple[int, ...], num_experts: int,
 
 
 def require_slots(expert_NGS: Array, shape: tuple[int, ...], num_experts: int, num_layers: int) -> None:
-    """Raises the first of `slot_violations`."""
+    """Raises the first of `slot_violations`, if there is one."""
     broken = slot_violations(expert_NGS, shape, num_experts, num_layers)
     if broken:
         raise broken[0]
 
 
 def placement_violations(problem: Problem, placement: Placement, *, keeps_homes: bool = True) -> list[PlanError]:
-    """Checks laws 1 and 2 for a solver's result: shapes, tokens, homes, slots, canonical form, node limits."""
+    """Checks laws 1 and 2 for a solver's result: shapes, tokens, homes, slots, canonical form and node limits."""
     found = Violations(problem.L)
     broken = slot_violations(placement.expert_NGS, (problem.N, problem.G, problem.S), problem.E, problem.L)
     if broken:
@@ -80,7 +80,7 @@ def placement_violations(problem: Problem, placement: Placement, *, keeps_homes:
     check_stops(found, placement.stop_N)
     if placement.bound_N is not None:
         endless_N = placement.bound_N == np.inf
-        found.mask("bound", endless_N, "N", lambda i: "the bound is infinite; give -inf where nothing is proven")
+        found.mask("bound", endless_N, "N", lambda i: "the bound is infinite; give -inf if nothing is proven")
     return found.errors
 
 
@@ -101,7 +101,7 @@ def check_placement(
     node_G = np.zeros(G, np.int32) if within_G is None else within_G
     if not found.errors and laws_hold(expert_NGS, quota_NGS, load_NE, home_LE, node_G, keeps_homes):
         return
-    # What is broken is looked for only where something is: that takes ten times as long.
+    # Searching for the violations takes ten times as long, so it is done only if there are any.
     found.mask("quota", quota_NGS < 0, "NGS", lambda i: f"quota {quota_NGS[i]} is negative")
     if found.errors:
         return
@@ -139,7 +139,7 @@ def check_placement(
 
 @kernel
 def laws_hold(expert_NGS, quota_NGS, load_NE, home_LE, node_G, keeps_homes):
-    """True where `check_placement` finds nothing; reads every slot once. Replicas must stay among ranks of one `node_G`."""
+    """Returns True if `check_placement` finds nothing, reading every slot once. Replicas must be on ranks of one `node_G`."""
     N, G, S = expert_NGS.shape
     L, E = home_LE.shape
     B = E // G

@@ -1,6 +1,6 @@
-"""Memory of a rank: what a stage keeps on every rank, by part, and whether it fits.
+"""Memory of a rank: the bytes that a stage keeps on every rank, by part, and whether they fit.
 
-Planner, simulator, report and command line all use this definition. It leaves out what the model does not know: the
+Planner, simulator, report and command line all use this definition. It leaves out memory that the model does not know: the
 accelerator's context, communication buffers, fragmentation, logits, activations of shared experts, dense layers and tensor
 parallelism.
 """
@@ -21,21 +21,22 @@ from foremoe.problem.schedule import Phase, Schedule
 
 # Letters: N rows, G ranks, U uses, L layers.
 
-# Rows whose replica gradients may be in flight by default: `transfer.Engine`'s prefetch.
+# Default number of rows whose replica gradients may be in flight, as in the prefetch of `transfer.Engine`.
 PREFETCH = 2
 RETURN_BYTES = 2**30
-"""Bytes of arriving replica gradients that a rank stages at once by default; see `transfer.Engine`."""
+"""Default limit, in bytes, for arriving replica gradients that a rank stages at once (see `transfer.Engine`)."""
 
 
 class Memory(NamedTuple):
-    """Bytes on every rank; whole numbers, and int64 [G] where ranks differ.
+    """Memory in bytes on every rank, as integers, or as int64 [G] if ranks differ.
 
     Attributes:
-        weights: Experts at home, attention, shared experts, and embedding and head where the problem has their end of the model.
-        gradients: Main gradients of these, in the update stage.
+        weights: Weights of experts at home, attention, shared experts, and of embedding and head if the problem has that end of
+            the model.
+        gradients: Main gradients of these weights, in the update stage.
         optimizer: This rank's share of the optimizer state, in the update stage.
-        slots: Buffers of redundant slots, with their gradients in the update stage; 0 if no slot is used.
-        staging_G: Replica gradients that have arrived and are not yet added.
+        slots: Buffers of redundant slots, with their gradients in the update stage. It is 0 if no slot is used.
+        staging_G: Replica gradients that have arrived and are not added yet.
         activations_G: Peak of activations.
     """
 
@@ -48,22 +49,23 @@ class Memory(NamedTuple):
 
     @property
     def peak_G(self) -> Array:
-        """int64 [G]: sum of all parts."""
+        """int64 [G], the sum of all parts."""
         return self.weights + self.gradients + self.optimizer + self.slots + self.staging_G + self.activations_G
 
     def parts(self) -> dict[str, int]:
-        """Bytes by part on the fullest rank."""
+        """Returns the bytes of each part on the fullest rank, keyed by its name."""
         fullest = int(np.argmax(self.peak_G))
         parts = {name.removesuffix("_G"): value for name, value in self._asdict().items()}
         return {name: int(np.broadcast_to(value, self.peak_G.shape)[fullest]) for name, value in parts.items()}
 
 
 class Fit(NamedTuple):
-    """Whether the fullest rank fits.
+    """Comparison of the fullest rank's memory with the memory of a rank.
 
     Attributes:
-        peak_bytes: Peak of the fullest rank.
-        reforward_bytes: The same with activation recomputation of every layer; None if it is on already, or without backward.
+        peak_bytes: Peak memory of the fullest rank.
+        reforward_bytes: The same with activation recomputation of every layer. None if it is already on, or if there is no
+            backward pass.
         memory_bytes: Memory of one rank.
     """
 
@@ -73,20 +75,20 @@ class Fit(NamedTuple):
 
     @property
     def fits(self) -> bool:
-        """True if the peak is within the memory."""
+        """True if the peak does not exceed the memory."""
         return self.peak_bytes <= self.memory_bytes
 
     @classmethod
     def worst(cls, fits: Sequence["Fit"]) -> Self:
-        """Combines the verdicts of several groups or pipeline ranks."""
+        """Combines the results of several groups or pipeline ranks into that of the worst."""
         again = [fit.reforward_bytes for fit in fits if fit.reforward_bytes is not None]
         memory_bytes = min(fit.memory_bytes for fit in fits)
         return cls(max(fit.peak_bytes for fit in fits), max(again) if again else None, memory_bytes)
 
     def text(self, held: str = "") -> str:
-        """Returns one line, such as ``does not fit: 179 of 80 GB; with activation recomputation 23 GB``; `held` follows 80 GB."""
+        """Returns one line such as ``does not fit: 179 of 80 GB; with activation recomputation 23 GB``. `held` follows 80 GB."""
         peak, memory = gigabytes(self.peak_bytes), gigabytes(self.memory_bytes)
-        if peak == memory and not self.fits:  # as whole numbers
+        if peak == memory and not self.fits:  # equal after rounding to whole numbers
             peak = f"{self.peak_bytes / 1e9:.2f}"
         verdict = f"{'fits' if self.fits else 'does not fit'}: {peak} of {memory} GB{held}"
         if self.fits or self.reforward_bytes is None:
@@ -95,7 +97,7 @@ class Fit(NamedTuple):
 
 
 def gigabytes(num_bytes: float) -> str:
-    """Formats gigabytes as whole numbers, or with three digits below 10."""
+    """Formats bytes as whole gigabytes, or with three digits below 10 GB."""
     return f"{num_bytes / 1e9:.0f}" if num_bytes >= 9.995e9 else f"{num_bytes / 1e9:.3g}"
 
 
@@ -103,14 +105,16 @@ def rank_memory(problem: Problem, placement: Placement, *, trainer: Trainer | No
     """Returns the memory of every rank in a stage that runs with `placement`.
 
     Args:
-        trainer: Gives the optimizer state and the groups that share it. Default: Adam, one group.
+        problem: Problem that the stage runs.
+        placement: Experts and quotas of all slots.
+        trainer: Optimizer state and number of groups that share it. Defaults to Adam and one group.
     """
     model, trainer = problem.model, trainer or Trainer()
     trains = problem.stage == "update"
     expert_params, dense_params = rank_params(problem)
     gradient = model.bytes_per_gradient if trains else 0.0
     params = expert_params + dense_params
-    # Every rank of every group has all of what is not an expert, so all of them share its state.
+    # Every rank of every group has all parameters except experts, so all ranks share the optimizer state of these.
     shared = expert_params / trainer.data_parallel + dense_params / (trainer.data_parallel * problem.G)
     used = (placement.quotas_NGS[..., problem.B :] > 0).any()
     return Memory(
@@ -122,18 +126,18 @@ def rank_memory(problem: Problem, placement: Placement, *, trainer: Trainer | No
 
 
 def buffer_bytes(problem: Problem, redundant: int) -> int:
-    """Returns the bytes of this many redundant slots' buffers on a rank: weights and, in the update stage, gradients."""
+    """Returns the bytes of the buffers of `redundant` slots on a rank: weights and, in the update stage, gradients."""
     per_buffer = problem.model.expert_bytes + (problem.model.gradient_bytes if problem.stage == "update" else 0)
     return redundant * problem.slot_depth * per_buffer
 
 
 def peak_bytes(problem: Problem, placement: Placement, *, trainer: Trainer | None = None) -> Array:
-    """Returns the peak bytes of every rank, int64 [G]; see `rank_memory`."""
+    """Returns the peak memory of every rank in bytes, int64 [G], as described in `rank_memory`."""
     return rank_memory(problem, placement, trainer=trainer).peak_G
 
 
 def fit(problem: Problem, placement: Placement, *, trainer: Trainer | None = None) -> Fit:
-    """Checks whether the fullest rank fits, with and without recomputing single layers; arguments as for `rank_memory`."""
+    """Checks whether the fullest rank fits, with and without recomputing single layers. Arguments as for `rank_memory`."""
     memory = rank_memory(problem, placement, trainer=trainer)
     peak, again = int(memory.peak_G.max()), None
     if problem.schedule.trains and not problem.schedule.reforward:
@@ -144,7 +148,7 @@ def fit(problem: Problem, placement: Placement, *, trainer: Trainer | None = Non
 
 
 def rank_params(problem: Problem) -> tuple[int, int]:
-    """Parameters of one rank: routed experts at home; attention, shared experts, embedding or head of an end layer."""
+    """Returns the parameters of a rank: routed experts at home, and all others, with embedding or head at an end layer."""
     model, layer_L = problem.model, problem.moe_layer_L
     last = model.first_moe_layer + model.num_layers - 1
     ends = int(layer_L[0] == model.first_moe_layer) + int(layer_L[-1] == last)
@@ -153,7 +157,7 @@ def rank_params(problem: Problem) -> tuple[int, int]:
 
 
 def staging_bytes(problem: Problem, placement: Placement) -> Array:
-    """int64 [G]: replica gradients that wait to be added at home: those of `PREFETCH` rows and the next, up to the limit."""
+    """Returns int64 [G], the replica gradients waiting to be added at home, of `PREFETCH` + 1 rows and up to the limit."""
     if problem.stage != "update" or not problem.R:
         return np.zeros(problem.G, np.int64)
     row_Z, rank_Z, slot_Z = np.nonzero(placement.quotas_NGS[..., problem.B :] > 0)
@@ -167,24 +171,25 @@ def staging_bytes(problem: Problem, placement: Placement) -> Array:
 
 
 def pair_activation_bytes(model: Model) -> float:
-    """Bytes of one (token, expert) pair that backward needs: input, output, and the results of the expert's matrices."""
+    """Returns the bytes that backward needs of one pair: input, output, and the results of the expert's matrices."""
     return model.bytes_per_activation * (2 * model.hidden_size + model.num_matrices * model.ffn_size)
 
 
 def token_activation_bytes(model: Model) -> float:
-    """Bytes of one token of a layer outside the experts that backward needs.
+    """Returns the bytes that backward needs of one token in a layer outside the experts.
 
-    These are the inputs of attention, its norm, the second norm and the router; queries, and the output of attention, as flash
-    attention keeps them. Keys and values, which have fewer heads, are left out.
+    These are the inputs of attention, of its norm, of the second norm and of the router. Flash attention also keeps queries and
+    the output of attention. Keys and values, which have fewer heads, are left out.
     """
     return model.bytes_per_activation * (4 * model.hidden_size + model.num_heads * (model.qk_head_dim + model.v_head_dim))
 
 
 def activation_peak(problem: Problem, placement: Placement) -> Array:
-    """int64 [G]: peak bytes of activations over the schedule's uses.
+    """Returns the peak memory of activations over the schedule's uses in bytes, int64 [G].
 
-    A forward keeps what backward needs. With recomputation it keeps the input of every layer (of a block: of its first), and the
-    rest exists from the recomputation to the end of that layer's backward. A forward-only stage keeps nothing.
+    A forward pass keeps the activations that backward needs. With recomputation, it keeps only the input of every layer, or of
+    the first layer of every block. The other activations exist from the recomputation to the end of that layer's backward. A
+    forward-only stage keeps nothing.
     """
     schedule, uses = problem.schedule, problem.schedule.uses(problem.L)
     row_U = uses.micro_step_U.astype(np.int64) * problem.L + uses.layer_U
@@ -199,7 +204,7 @@ def activation_peak(problem: Problem, placement: Placement) -> Array:
 
 
 def _kept(schedule: Schedule, phase_U: Array, layer_U: Array, num_layers: int) -> tuple[Array, Array, Array]:
-    """Of every use: what it adds to activations kept (1, 0, -1), what it makes (1, 0), what it adds to inputs kept (1, 0, -1)."""
+    """Returns, per use, the change of kept activations (1, 0, -1), temporary activations (1, 0), and kept inputs (1, 0, -1)."""
     backward_U, forward_U, zero_U = phase_U == Phase.BACKWARD, phase_U == Phase.FORWARD, np.zeros(len(phase_U), np.int64)
     if not schedule.trains:
         return zero_U, np.ones(len(phase_U), np.int64), zero_U

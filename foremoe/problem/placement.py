@@ -1,4 +1,4 @@
-"""Placement: the result of a solver, one row per (micro-step, layer)."""
+"""Placement: the result of a solver, with one entry per row (micro-step, layer)."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Stop(enum.IntEnum):
 
     DONE = 0  # a heuristic ran to its end
     OPTIMAL = 1  # optimality is proven
-    LIMIT = 2  # a node or time limit was met; the row holds the best placement found
-    CANCELLED = 3  # the caller cancelled; the row holds what it was given
-    FELL_BACK = 4  # the solver failed or was worse; the row holds an earlier level's placement
+    LIMIT = 2  # a node or time limit was reached; the row holds the best placement found
+    CANCELLED = 3  # the caller cancelled; the row holds the placement from which it started
+    FELL_BACK = 4  # the solver failed or was worse; the row holds the placement of an earlier level
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -28,14 +28,14 @@ class Placement(ArrayValue):
     """The logical expert in every physical slot, and the number of pairs that the slot serves.
 
     Attributes:
-        expert_NGS: int16, logical expert in each slot, -1 for an empty one. Slots [0, B) are base slots: they hold the homes
+        expert_NGS: Logical expert in each slot, int16, or -1 for an empty slot. Slots [0, B) are base slots, which hold the homes
             unless the solver moves homes. Slots [B, S) are redundant.
-        quota_NGS: int32, (token, expert) pairs that each slot serves; None leaves it to the split level.
-        bound_N: float64, a lower bound of the objective that the solver proved, or None.
-        stop_N: uint8, `Stop`, or None (all DONE).
+        quota_NGS: Number of (token, expert) pairs that each slot serves, int32. None leaves it to the split level.
+        bound_N: Lower bound of the objective that the solver proved, float64, or None.
+        stop_N: `Stop` of each row, uint8, or None if all are DONE.
 
-    In canonical form, a rank holds an expert at most once; no replica is on its own home rank; a redundant slot is empty if and
-    only if its quota is 0; base slots may have quota 0; an expert's quotas sum to its load.
+    In canonical form, a rank holds an expert at most once, and no replica is on its own home rank. A redundant slot is empty if
+    and only if its quota is 0. Base slots may have quota 0. An expert's quotas sum to its load.
     """
 
     expert_NGS: Array = array(np.int16)
@@ -45,17 +45,17 @@ class Placement(ArrayValue):
 
     @property
     def quotas_NGS(self) -> Array:
-        """`quota_NGS`; raises if the split level has not filled it yet."""
+        """`quota_NGS`. Raises InputError if the split level has not filled it yet."""
         if self.quota_NGS is None:
             raise InputError("this placement has no quotas yet; run a split solver on it first.")
         return self.quota_NGS
 
     def load_NG(self) -> Array:
-        """Returns the pairs that each rank serves, int64 [N, G]."""
+        """Returns the number of pairs that each rank serves, int64 [N, G]."""
         return np.einsum("ngs->ng", self.quotas_NGS, dtype=np.int64)  # sum(axis=2) takes three times as long
 
     def where(self, mask_N: Array, other: Placement) -> Placement:
-        """Returns rows of `self` where `mask_N` is true, rows of `other` elsewhere."""
+        """Returns the rows of `self` where `mask_N` is true, and the rows of `other` elsewhere."""
 
         def pick(a: Array, b: Array) -> Array:
             return np.where(mask_N.reshape(-1, *[1] * (a.ndim - 1)), a, b)
@@ -73,6 +73,6 @@ def _or(array: Array | None, mask_N: Array, fill: float) -> Array:
 
 
 def repeated(expert_GS: Array) -> Array:
-    """bool, True for ranks that hold an expert more than once; the last axis is a rank's slots, -1 empty."""
+    """Returns bool, True for ranks that hold an expert more than once. The last axis is a rank's slots. -1 is an empty slot."""
     sorted_GS = np.sort(expert_GS, axis=-1)
     return ((sorted_GS[..., 1:] == sorted_GS[..., :-1]) & (sorted_GS[..., 1:] >= 0)).any(axis=-1)

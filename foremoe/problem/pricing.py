@@ -1,7 +1,7 @@
-"""The price of rows: predicted seconds of every placement, by part, with the formula that the simulator uses too.
+"""The price of rows, which is the predicted time of a placement by part. The simulator uses the same formula.
 
-Dispatch and combine last as long as the busiest rank, link or NIC under the split law, experts as long as the slowest rank, and
-only exposed copies cost time (`foremoe.problem.kernels.row_price`). Only simulation models the coupling of rows.
+Dispatch and combine take as long as the busiest rank, link or NIC under the split law. Experts take as long as the slowest rank.
+Only exposed copies cost time (`foremoe.problem.kernels.row_price`). Only simulation models the coupling of rows.
 """
 
 import numpy as np
@@ -21,17 +21,17 @@ from foremoe.problem.rows import Rows, price_rows
 
 # Letters: N rows, G ranks, V nodes, E experts, L layers.
 
-# Of the rows before the one that needs them, copies run beside two at most: the default of engines.
+# Copies overlap with at most two of the rows before the one that needs them, which is the default of engines.
 _AHEAD = 2
 
 
 @once
 def problem_prices(problem: Problem) -> Prices:
-    """Returns the prices of a problem's rows; cached."""
+    """Returns the prices for a problem's rows. Cached on the problem."""
     model, cluster = problem.model, problem.cluster
     backward, reforward = float(problem.schedule.trains), float(problem.schedule.reforward)
     message_s = model.token_bytes / np.array([cluster.kernel_bytes_per_s, cluster.rdma_bytes_per_s])
-    # A NIC that ranks share sends one copy after the other, each at all that it has.
+    # A NIC that ranks share sends one copy after the other, each at its full bandwidth.
     latency_2 = np.array([cluster.peer_latency_s, cluster.rdma_latency_s])
     rate_2 = np.array([cluster.peer_bytes_per_s, cluster.rdma_bytes_per_s])
     copy_s = (model.expert_bytes / rate_2 + latency_2).tolist()
@@ -49,7 +49,7 @@ def problem_prices(problem: Problem) -> Prices:
 
 @once
 def problem_rows(problem: Problem) -> Rows:
-    """Returns the rows of a problem; cached."""
+    """Returns the rows of a problem. Cached on the problem."""
     cluster, home_LE = problem.cluster, (problem.home_LE // problem.B).astype(np.int64)
     backward, reforward = float(problem.schedule.trains), float(problem.schedule.reforward)
     once_N = np.repeat(window_seconds(problem).max(axis=1), problem.L)
@@ -62,7 +62,7 @@ def problem_rows(problem: Problem) -> Rows:
 
 
 def ranks_of(cluster: Cluster, travel: int, num_topk: int) -> Ranks:
-    """Returns the ranks of a cluster, with dispatch as `foremoe.problem.kernels.traffic` numbers it."""
+    """Returns the ranks of a cluster. `travel` is the number of the dispatch in `foremoe.problem.kernels.traffic`."""
     node_G, nic_G = cluster.node_of_rank_G.astype(np.int64), cluster.nic_of_rank_G.astype(np.int64)
     order_G = np.argsort(node_G, kind="stable")
     first_V = np.searchsorted(node_G[order_G], np.arange(cluster.num_nodes + 1))
@@ -74,14 +74,14 @@ def ranks_of(cluster: Cluster, travel: int, num_topk: int) -> Ranks:
 
 
 def row_objective(problem: Problem, placement: Placement) -> Array:
-    """float64 [N], what solvers minimise: pairs on the busiest rank under balance, seconds of the row under time."""
+    """Returns the quantity that solvers minimise, float64 [N]: pairs on the busiest rank for balance, seconds for time."""
     if problem.cost.objective == "balance":
         return placement.load_NG().max(axis=1).astype(np.float64)
     return price(problem, placement).total_s
 
 
 def price(problem: Problem, placement: Placement) -> Cost:
-    """Returns the predicted seconds of every row of a placement, [N], under either objective.
+    """Returns the predicted seconds of every row of a placement, [N], for either objective.
 
     Example:
         >>> static = foremoe.price(problem, problem.static())

@@ -1,4 +1,4 @@
-"""Problem: the input of a solver. It holds and checks the hard constraints; solvers hold preferences."""
+"""Problem: the input of solvers. It holds and checks the hard constraints, while preferences belong to the solvers."""
 
 import dataclasses
 import functools
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class Derived:
-    """Holds the values that a problem caches; not a field, so copies and files leave it out."""
+    """Holds the values that are cached on a problem. They are not fields, so copies and files do not contain them."""
 
     __slots__ = (
         "_counts", "_load_bound", "_problem_prices", "_problem_rates", "_problem_rows", "_row_bound",
@@ -54,36 +54,35 @@ def once(work_out: Callable[[Any], T]) -> Callable[[Any], T]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Problem(ArrayValue, Derived):
-    """One EP group, one stage, one weight version: the load, the machine, the limits and the objective.
+    """The load, machine, limits and objective of one EP group, one stage and one weight version.
 
     Attributes:
-        cost: ``cost.objective`` is what solvers minimise.
-        stage: ``"recompute"`` (forward, weights frozen) or ``"update"`` (forward and backward).
+        model: Sizes of the model.
+        cluster: Ranks and links.
+        cost: Cost model. Solvers minimise ``cost.objective``.
+        stage: Stage to plan, ``"recompute"`` (forward, weights frozen) or ``"update"`` (forward and backward).
         schedule: Order of passes, with M micro-steps.
-        redundant: R, redundant slots per rank, >= 0.
-        slot_depth: Buffers per redundant slot, one ring for all layers: a rank has ``redundant * slot_depth`` buffers of the size
-            of
-            an expert. With more buffers, copies may start earlier, and an expert that is still in a buffer when it is needed
-            again
-            (as backward follows forward) is not sent twice. With large micro-steps 2 suffice (8,192 tokens per rank: stages at
-            most 0.2 % longer); with small ones the third pays off.
-        replicas: ``"any"``, or ``"node"``: a replica stays inside its home's node.
-        home_LE: int32, home slot g*B + b of every expert, a permutation per layer.
-        load_MLE: int32, (token, expert) pairs.
-        load_MLGE: int32, the pairs by source rank, or None (dispatch is then priced without locality).
-        tokens_MG: int32, tokens per source rank, or None (the cost model then has no compute before the layer).
-        attention_MG: float64, sum of squared sequence lengths per source rank, or None.
-        moe_layer_L: int32, the model's layer numbers.
-        trace_id: Id of the trace that the load came from, or empty.
-        dealt: How its sequences were packed, or None.
-        routed: The routing of every token, or None: simulated exchanges by node are then estimated from counts.
-        scenario_XMLE: int32, equally likely loads if `load_MLE` is only a prediction; one without pairs is ignored. None if the
-            load
-            is known, or no scenario is. Each row is placed once and split when its load is known.
-        scenarios_complete: Whether one of a row's scenarios will be its real load; False if they are samples.
+        redundant: R, the number of redundant slots per rank, at least 0.
+        slot_depth: Number of buffers per redundant slot. All layers share one ring of ``redundant * slot_depth`` buffers, each
+            the size of an expert. With more buffers, copies may start earlier, and an expert that is still in a buffer when it is
+            needed again is not sent twice (backward follows forward). With large micro-steps, 2 are enough (at 8,192 tokens per
+            rank, stages take at most 0.2 % longer). With small micro-steps, the third one pays off.
+        replicas: Ranks allowed for replicas: ``"any"``, or ``"node"`` to keep a replica inside the node of its home.
+        home_LE: Home slot g*B + b of every expert, int32, a permutation per layer.
+        load_MLE: Number of (token, expert) pairs, int32.
+        load_MLGE: Number of pairs by source rank, int32, or None (dispatch is then priced without locality).
+        tokens_MG: Number of tokens per source rank, int32, or None (the cost model then has no compute before the layer).
+        attention_MG: Sum of squared sequence lengths per source rank, float64, or None.
+        moe_layer_L: The model's layer numbers, int32.
+        trace_id: Id of the trace of the load, or empty.
+        dealt: Record of how the sequences were packed, or None.
+        routed: Routing of every token. If None, simulated exchanges by node are estimated from counts.
+        scenario_XMLE: Equally likely loads if `load_MLE` is only a prediction, int32. A scenario without pairs is ignored. Each
+            row is placed once, and split when its load is known. None if the load is known, or if there are no scenarios.
+        scenarios_complete: Whether the real load of a row will be one of its scenarios. False if they are samples.
 
     Raises:
-        InputError: Shapes, ranges or sums that do not fit.
+        InputError: Shapes, ranges or sums do not fit.
     """
 
     model: Model
@@ -141,11 +140,13 @@ class Problem(ArrayValue, Derived):
             raise InputError(f"the load has {E} experts but model {self.model.name} has {self.model.num_experts}.")
         if E < G or E % G:
             most = max(d for d in range(1, min(E, G) + 1) if E % d == 0)
-            raise InputError(f"{E} experts do not divide over {G} ranks; choose a number of ranks that divides {E}, say {most}.")
+            raise InputError(
+                f"{E} experts do not divide over {G} ranks; choose a number of ranks that divides {E}, for example {most}."
+            )
         if np.iinfo(np.int16).max < E:
             raise InputError(f"{E} experts are more than the {np.iinfo(np.int16).max} that plans can number.")
         if not isinstance(self.redundant, int | np.integer) or not 0 <= self.redundant <= E:
-            cure = "; foremoe.choose_slots(problem) finds the number that pays" if str(self.redundant) == "auto" else ""
+            cure = "; foremoe.choose_slots(problem) finds the number that pays off" if str(self.redundant) == "auto" else ""
             raise InputError(f"redundant slots per rank must lie in [0, {E}]; got {self.redundant}{cure}.")
 
     @classmethod
@@ -154,15 +155,15 @@ class Problem(ArrayValue, Derived):
         home_LE: Array | None = None, cost: CostModel | None = None, schedule: Schedule | None = None,
         slot_depth: int = 3, replicas: str = "any", routed: RoutedTokens | None = None,
     ) -> Self:  # fmt: skip
-        """Makes the problem of balancing `workload` on `cluster`; the other options are attributes of `Problem`.
+        """Creates the problem of balancing `workload` on `cluster`. The other arguments are attributes of `Problem`.
 
         Args:
-            redundant: Slots per rank. `choose_slots` finds the number that pays, from plans and simulated stages of a sample:
-                ``choose_slots(Problem.of(work, cluster)).problem`` has the number that commands choose by default.
-            model: Default: the preset that the workload names, or the only one with its layers, experts and top-k.
-            home_LE: Default: contiguous, expert e at home slot e.
-            cost: Default ``CostModel(objective="time")``; the other objective is ``"balance"``.
-            schedule: Default: forward only for recompute, gradient accumulation for update.
+            redundant: Number of redundant slots per rank. `choose_slots` finds the number that pays off, as commands do by
+                default: ``choose_slots(Problem.of(work, cluster)).problem``.
+            model: Sizes of the model. Default to the preset named by the workload, or the only one of its shape.
+            home_LE: Home slots of the experts. By default, expert e is at home slot e.
+            cost: Cost model. Defaults to ``CostModel(objective="time")``. The other objective is ``"balance"``.
+            schedule: Order of passes. Defaults to forward only for recompute, and to gradient accumulation for update.
 
         Raises:
             InputError: No model fits the workload, the number of ranks differs, or `Problem` refuses a value.
@@ -186,13 +187,13 @@ class Problem(ArrayValue, Derived):
         )  # fmt: skip
 
     M = Length("load_MLE")
-    """Micro-steps."""
+    """Number of micro-steps."""
 
     L = Length("load_MLE")
-    """MoE layers of this problem."""
+    """Number of MoE layers in this problem."""
 
     E = Length("load_MLE")
-    """Logical experts."""
+    """Number of logical experts."""
 
     def __repr__(self) -> str:
         return (
@@ -202,47 +203,47 @@ class Problem(ArrayValue, Derived):
 
     @property
     def N(self) -> int:
-        """Rows: micro-steps times layers."""
+        """Number of rows, M x L."""
         return self.M * self.L
 
     @property
     def G(self) -> int:
-        """Ranks of the EP group."""
+        """Number of ranks in the EP group."""
         return self.cluster.num_ranks
 
     @property
     def R(self) -> int:
-        """Redundant slots per rank."""
+        """Number of redundant slots per rank."""
         return int(self.redundant)
 
     @property
     def B(self) -> int:
-        """Base slots per rank."""
+        """Number of base slots per rank."""
         return self.E // self.G
 
     @property
     def S(self) -> int:
-        """Slots per rank."""
+        """Number of slots per rank, B + R."""
         return self.B + self.R
 
     @property
     def load_NE(self) -> Array:
-        """int32 [N, E], a view of `load_MLE`."""
+        """View of `load_MLE`, int32 [N, E]."""
         return self.load_MLE.reshape(self.N, self.E)
 
     @property
     def load_NGE(self) -> Array | None:
-        """int32 [N, G, E], a view of `load_MLGE`."""
+        """View of `load_MLGE`, int32 [N, G, E], or None."""
         return None if self.load_MLGE is None else self.load_MLGE.reshape(self.N, self.G, self.E)
 
     @once
     def counts(self) -> Counts:
-        """Returns the load in the form that compiled functions read; cached."""
+        """Returns the load in the form that compiled functions read. Cached on the problem."""
         return count(self.load_NE, self.load_NGE, self.cluster.node_of_rank_G)
 
     @property
     def base_NGB(self) -> Array:
-        """int16 [N, G, B]: the expert at home in every base slot."""
+        """Expert at home in every base slot, int16 [N, G, B]."""
         base_LE = np.empty((self.L, self.E), np.int16)
         np.put_along_axis(base_LE, self.home_LE, np.arange(self.E, dtype=np.int16)[None], axis=1)
         return np.tile(base_LE, (self.M, 1)).reshape(self.N, self.G, self.B)
@@ -262,20 +263,20 @@ class Problem(ArrayValue, Derived):
         return dataclasses.replace(self, load_MLE=load_MLE, load_MLGE=None, routed=None, scenario_XMLE=None)
 
     def __getitem__(self, micro_steps: slice) -> Self:
-        """A range of micro-steps as a problem of its own (streaming). Its `routed` is None."""
+        """Returns a range of micro-steps as a separate problem, for streaming. Its `routed` is None."""
         if not isinstance(micro_steps, slice):
             raise InputError(f"index a problem by a slice such as problem[0:2]; got {micro_steps!r}.")
         cut = self.cut_arrays(M=micro_steps)
         return dataclasses.replace(self, **cut, schedule=self.schedule[micro_steps], routed=None)
 
     def layers(self, indices: Sequence[int], schedule: Schedule | None = None) -> Self:
-        """Returns some layers as a separate problem; needs `schedule` if this one's has several chunks."""
+        """Returns some layers as a separate problem. Requires `schedule` if the schedule of this problem has several chunks."""
         cut = self.cut_arrays(L=layer_positions(indices, self.L))
         return dataclasses.replace(self, **cut, schedule=self.schedule if schedule is None else schedule)
 
 
 def layer_number_fault(moe_layer_L: Array, model: Model) -> str:
-    """Says in one sentence why a model has no such layers; empty if it has them."""
+    """Returns one sentence that says why a model has no such layers, or an empty string if it has them."""
     end = model.first_moe_layer + model.num_layers
     if moe_layer_L.size and not 0 <= moe_layer_L.min() <= moe_layer_L.max() < end:
         have = f"layer numbers go from {moe_layer_L.min()} to {moe_layer_L.max()}"

@@ -1,4 +1,4 @@
-"""Rows of a problem in the form that the price reads."""
+"""Rows of a problem, in the form that pricing reads."""
 
 from typing import NamedTuple
 
@@ -21,12 +21,12 @@ class Rows(NamedTuple):
     num_base: int
     ranks: Ranks
     prices: Prices
-    window_N3: Array  # `Windows` of every row
+    window_N3: Array  # values of `Windows` for every row
 
 
 @kernel
 def empty_of(rows):
-    """An empty `Traffic` for rows of a problem."""
+    """Returns an empty `Traffic` for the rows of a problem."""
     ranks = rows.ranks
     return empty_traffic(
         rows.counts.load_NE.shape[1], ranks.node_G.size, ranks.first_V.size - 1, ranks.num_nics, ranks.travel == BY_NODE
@@ -35,7 +35,7 @@ def empty_of(rows):
 
 @kernel
 def row_of(rows, n, pairs_G):
-    """Row `n`, stored in memory for the pairs of every source."""
+    """Returns row `n`. The pairs of every source are written to `pairs_G`."""
     counts = rows.counts
     at = n if counts.located else 0
     pairs_G[:] = 0.0
@@ -51,7 +51,7 @@ def row_of(rows, n, pairs_G):
 
 @kernel
 def price_rows(low, high, rows, expert_NGS, quota_NGS, out_N5):
-    """Writes `Seconds` of rows [low, high)."""
+    """Writes the `Seconds` of rows [low, high) to `out_N5`."""
     t, pairs_G = empty_of(rows), np.empty(rows.ranks.node_G.size)
     for n in range(low, high):
         row = row_of(rows, n, pairs_G)

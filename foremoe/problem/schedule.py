@@ -1,4 +1,4 @@
-"""Schedule: the order in which one rank runs its forward and backward passes, and so the order in which it uses weights."""
+"""Schedule: the order in which one rank runs its forward and backward passes, and thus the order in which it uses weights."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from foremoe.base.fields import flag, whole
 
 # Letters: X passes, U uses (one layer of one pass), M micro-steps, L layers of the plan.
 
-# A chunk holds a layer at least, and plans number layers with int16.
+# A chunk has at least one layer, and plans store layers as int16.
 _MAX_CHUNKS = int(np.iinfo(np.int16).max)
 
 
 class Phase(enum.IntEnum):
     """The purpose of a use of a layer's weights.
 
-    Activation recomputation of a single layer belongs to its BACKWARD, which keeps the weights. Layers of a block
-    are all recomputed before the first of them runs backward; these uses are REFORWARD.
+    Activation recomputation of a single layer belongs to its BACKWARD, which keeps the weights. In a block, all layers are
+    recomputed before the backward of the block begins. These uses are REFORWARD.
     """
 
     FORWARD = 0
@@ -33,7 +33,7 @@ class Phase(enum.IntEnum):
 
 
 class Uses(NamedTuple):
-    """All uses of layers' weights in execution order; `use_U` counts them from 0, `pass_U` is the pass they belong to."""
+    """All uses of layers' weights in execution order. `use_U` counts them from 0, and `pass_U` is the pass of each use."""
 
     use_U: Array
     micro_step_U: Array
@@ -46,17 +46,18 @@ class Uses(NamedTuple):
 class Schedule(ArrayValue):
     """The sequence of passes on a rank.
 
-    Every (micro-step, chunk) has exactly one FORWARD and at most one BACKWARD, which comes later.
+    Every (micro-step, chunk) has exactly one FORWARD and at most one BACKWARD after it.
 
     Attributes:
-        micro_step_X: int32, the micro-step of each pass.
-        phase_X: uint8, `Phase`.
-        chunk_X: int32, which of `num_chunks` contiguous ranges of the plan's layers the pass covers (interleaved pipelines have
-            several model chunks on a rank).
-        num_chunks: Number of layer ranges.
-        reforward: Whether backward recomputes the forward first.
-        chunk_L: int32, ascending, the chunk of every layer, where chunks differ in their number of MoE layers. Default: equal.
-        block_L: int32, ascending, with `reforward`: layers of the same number are recomputed together. Default: each alone.
+        micro_step_X: Micro-step of each pass, int32.
+        phase_X: `Phase` of each pass, uint8.
+        chunk_X: Chunk of each pass, int32. A chunk is one of `num_chunks` contiguous ranges of the plan's layers (interleaved
+            pipelines have several model chunks on a rank).
+        num_chunks: Number of chunks.
+        reforward: Whether a backward pass first recomputes the forward pass.
+        chunk_L: Chunk of every layer, int32, ascending, if chunks differ in their number of MoE layers. Defaults to equal chunks.
+        block_L: Block of every layer, int32, ascending. With `reforward`, layers of a block are recomputed together. By default,
+            each layer is recomputed alone.
     """
 
     micro_step_X: Array = array(np.int32)
@@ -87,7 +88,7 @@ class Schedule(ArrayValue):
 
     @property
     def trains(self) -> bool:
-        """True if there is a backward pass."""
+        """True if the schedule has a backward pass."""
         return bool((self.phase_X == Phase.BACKWARD).any())
 
     def _check_passes(self) -> None:
@@ -112,12 +113,12 @@ class Schedule(ArrayValue):
     def _check_layers(self) -> None:
         for name in ("chunk_L", "block_L"):
             if getattr(self, name) is not None and (np.diff(getattr(self, name)) < 0).any():
-                raise InputError(f"{name} must be ascending; layers of a chunk or block lie side by side.")
+                raise InputError(f"{name} must be ascending; layers of a chunk or block are contiguous.")
         chunk_L, block_L = self.chunk_L, self.block_L
         if chunk_L is not None and chunk_L.size and (chunk_L[0] < 0 or chunk_L[-1] >= self.num_chunks):
             raise InputError(f"chunk_L must lie in [0, {self.num_chunks}); got {chunk_L[0]} to {chunk_L[-1]}.")
         if block_L is not None and not self.reforward:
-            raise InputError("block_L says which layers are re-forwarded together; set reforward=True with it.")
+            raise InputError("block_L says which layers are recomputed together; set reforward=True with it.")
 
     def chunks(self, num_layers: int) -> Array:
         """Returns the chunk of every layer, int32 [L].
@@ -137,7 +138,7 @@ class Schedule(ArrayValue):
         return np.repeat(np.arange(self.num_chunks, dtype=np.int32), num_layers // self.num_chunks)
 
     def uses(self, num_layers: int) -> Uses:
-        """Returns all uses of the plan's `num_layers` layers in order; backward passes run their layers in reverse.
+        """Returns all uses of the plan's `num_layers` layers in order. Backward passes run their layers in reverse.
 
         Raises:
             InputError: As for `chunks`, or a recomputed block spans several chunks.
@@ -157,7 +158,7 @@ class Schedule(ArrayValue):
         return Uses(np.arange(len(pass_U)), self.micro_step_X[pass_U], layer_U, phase_U.astype(np.uint8), pass_U)
 
     def __getitem__(self, micro_steps: slice) -> Schedule:
-        """The passes of a range of micro-steps, in the same order, numbered from 0."""
+        """Returns the passes of a range of micro-steps in the same order, with micro-steps numbered from 0."""
         start, stop, step = micro_steps.indices(self.M)
         if step != 1 or start >= stop:
             raise InputError(f"a Schedule of {self.M} micro-steps cannot be cut to {micro_steps}; give a non-empty range.")
@@ -166,49 +167,51 @@ class Schedule(ArrayValue):
         return dataclasses.replace(self, **(columns | {"micro_step_X": columns["micro_step_X"] - start}))
 
     def without_backward(self) -> Schedule:
-        """Returns only the forward passes, as a forward-only stage of the same pipeline runs them."""
+        """Returns only the forward passes, which a forward-only stage of the same pipeline runs."""
         keep_X = self.phase_X == Phase.FORWARD
         return dataclasses.replace(self, **self.cut_arrays(X=keep_X), reforward=False, block_L=None)
 
     @staticmethod
     def join(schedules: list[Schedule]) -> Schedule:
-        """Joins schedules, with consecutive micro-step numbers."""
+        """Joins schedules into one with consecutive micro-step numbers."""
         offset_S = np.cumsum([0, *(s.M for s in schedules[:-1])])
         kinds = {
             (s.num_chunks, s.reforward, *(None if a is None else a.tobytes() for a in (s.chunk_L, s.block_L))) for s in schedules
         }
         if len(kinds) != 1:
-            raise InputError("schedules with different chunks or re-forward cannot be joined; give the joined schedule itself.")
+            raise InputError(
+                "schedules with different chunks or recomputation cannot be joined; give the joined schedule itself."
+            )
         columns = Schedule.join_arrays(schedules, "X")
         columns["micro_step_X"] += np.repeat(offset_S, [len(s.micro_step_X) for s in schedules]).astype(np.int32)
         return dataclasses.replace(schedules[0], **columns)
 
     @staticmethod
     def forward_only(num_micro_steps: int) -> Schedule:
-        """Makes the schedule of a recompute stage: the forward of every micro-step, in order."""
+        """Returns the schedule of a recompute stage, which runs the forward pass of every micro-step, in order."""
         return _schedule([(m, Phase.FORWARD, 0) for m in range(whole(num_micro_steps, "num_micro_steps"))])
 
     @staticmethod
     def accumulate(num_micro_steps: int, reforward: bool = False) -> Schedule:
-        """Makes the schedule of gradient accumulation without a pipeline: forward and backward of each micro-step in turn."""
+        """Returns the schedule of gradient accumulation without a pipeline: forward and backward of each micro-step in turn."""
         steps = range(whole(num_micro_steps, "num_micro_steps"))
         return _schedule([(m, phase, 0) for m in steps for phase in (Phase.FORWARD, Phase.BACKWARD)], reforward=reforward)
 
     @staticmethod
     def plain(stage: str, num_micro_steps: int, reforward: bool = False) -> Schedule:
-        """Makes a stage's default schedule: `accumulate` for ``"update"``, else `forward_only`, which ignores `reforward`."""
+        """Returns a stage's default: `accumulate` for ``"update"``, else `forward_only`, which ignores `reforward`."""
         return Schedule.accumulate(num_micro_steps, reforward) if stage == "update" else Schedule.forward_only(num_micro_steps)
 
     @staticmethod
     def one_f_one_b(num_micro_steps: int, pp: int, pp_rank: int, reforward: bool = False) -> Schedule:
-        """Makes the 1F1B schedule of pipeline rank `pp_rank` of `pp` (PipeDream-flush, arXiv 2104.04473)."""
+        """Returns the 1F1B schedule of pipeline rank `pp_rank` of `pp` (PipeDream-flush, arXiv 2104.04473)."""
         _require_rank(pp, pp_rank)
         order = [(m, 0) for m in range(whole(num_micro_steps, "num_micro_steps"))]
         return _interleave(order, order, min(pp - pp_rank - 1, len(order)), 1, reforward)
 
     @staticmethod
     def interleaved(num_micro_steps: int, pp: int, vpp: int, pp_rank: int, reforward: bool = False) -> Schedule:
-        """Makes an interleaved 1F1B schedule with `vpp` model chunks per rank (arXiv 2104.04473), in Megatron-Core's order.
+        """Returns an interleaved 1F1B schedule with `vpp` model chunks per rank (arXiv 2104.04473), in Megatron-Core's order.
 
         Raises:
             InputError: The number of micro-steps is not a multiple of `pp`, as the schedule requires.
@@ -223,8 +226,8 @@ class Schedule(ArrayValue):
 
     @staticmethod
     def parse(text: str, num_micro_steps: int) -> Schedule:
-        """Parses the command line's form: ``forward``, ``accumulate``, ``1f1b:PP,RANK`` or ``interleaved:PP,VPP,RANK``,
-        followed by ``+reforward`` if backward runs the forward again.
+        """Parses the form of the command line: ``forward``, ``accumulate``, ``1f1b:PP,RANK`` or ``interleaved:PP,VPP,RANK``,
+        followed by ``+reforward`` if the backward pass runs the forward pass again.
         """
         form = r"(forward|accumulate|1f1b|interleaved)(?::(\d{1,9}(?:,\d{1,9})*))?(\+reforward)?"
         match = re.fullmatch(form, text.strip().lower(), re.ASCII)
@@ -240,7 +243,7 @@ class Schedule(ArrayValue):
             if (name, len(args)) == ("interleaved", 3):
                 return Schedule.interleaved(num_micro_steps, args[0], args[1], args[2], reforward)
         forms = "forward, accumulate, 1f1b:PP,RANK or interleaved:PP,VPP,RANK"
-        cure = f"write {forms}, with +reforward behind all but forward where activations are recomputed"
+        cure = f"write {forms}, with +reforward after any of them but forward if activations are recomputed"
         raise InputError(f"{text!r} is not a valid schedule; {cure}.")
 
 
@@ -260,7 +263,7 @@ def _interleave(
 
 
 def _backward(layer_P: Array, block_L: Array) -> tuple[Array, Array]:
-    """Layers and phases of a backward pass, block by block from the last."""
+    """Returns the layers and phases of a backward pass, block by block from the last one."""
     layers: list[Array] = [layer_P[:0]]
     phases: list[Array] = [layer_P[:0]]
     for block in np.unique(block_L[layer_P])[::-1]:

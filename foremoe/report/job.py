@@ -23,15 +23,15 @@ from foremoe.workload.skew import mean_skew
 
 
 class JobPart(NamedTuple):
-    """One pipeline rank of one EP group.
+    """One pipeline rank of one EP group, with its plan and its simulated stage.
 
     Attributes:
-        group: Number of its EP group.
-        pipeline_rank: Its number in the pipeline.
-        problem: The load of its group in its layers.
-        plan: The plan of that problem.
+        group: Number of the EP group.
+        pipeline_rank: Number of the rank in the pipeline.
+        problem: Load of the group in the layers of this pipeline rank.
+        plan: Plan of that problem.
         summary: Summary of the planning.
-        runs: Its simulated stage, with the waits for the rest of its pipeline.
+        runs: Simulated stage, including waits for other pipeline ranks.
     """
 
     group: int
@@ -43,7 +43,7 @@ class JobPart(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Its name on the page."""
+        """Name of the part on the page."""
         return f"EP group {self.group}, pipeline rank {self.pipeline_rank}"
 
 
@@ -54,9 +54,13 @@ def plan_job(
     """Plans and simulates every pipeline rank of every EP group.
 
     Args:
-        groups: This, `pp`, `vpp` and `trainer` are as for `simulate_systems`.
-        planner: Must keep homes, because a job's homes are chosen for all groups together.
-        history_LE: As for `Planner.plan`, of all layers.
+        groups: One problem per EP group, with all layers, as for `simulate_systems`.
+        planner: Planner without a home level, because a job's homes are chosen for all groups together.
+        pp: Number of pipeline ranks, as for `simulate_systems`.
+        vpp: Number of chunks per pipeline rank, as for `simulate_systems`.
+        history_LE: Load of an earlier step in all layers, as for `Planner.plan`.
+        trainer: The training around the stage, as for `simulate_systems`.
+        num_threads: Number of planning threads. Defaults to all cores.
         progress: Called with (part, rows done, number of rows).
 
     Raises:
@@ -64,7 +68,7 @@ def plan_job(
     """
     if planner.home != Keep():
         raise InputError(
-            f"{planner.home!r} moves homes of all EP groups at once; leave the home level out of a report of several."
+            f"{planner.home!r} moves homes of all EP groups at once; leave the home level out of a report on several groups."
         )
     trainer, out = trainer or Trainer(data_parallel=len(groups)), []
     for k, group in enumerate(groups):
@@ -84,14 +88,14 @@ def _progress_of(progress: Callable[[str, int, int], None], group: int, rank: in
 
 
 def slowest_part(parts: Sequence[JobPart]) -> int:
-    """Returns the number of the slowest part: least bubble, in the EP group with the longest stage."""
+    """Returns the index of the slowest part, which has the least bubble in the EP group with the longest stage."""
     longest = max(range(len(parts)), key=lambda i: parts[i].runs.gains()["planned_s"])
     group = [i for i, part in enumerate(parts) if part.group == parts[longest].group]
     return min(group, key=lambda i: parts[i].runs.planned.parts.bubble_s)
 
 
 def slowest_words(parts: Sequence[JobPart], slowest: int) -> str:
-    """Returns a sentence that names the slowest part."""
+    """Returns a sentence that names the slowest part, or an empty string if there is only one part."""
     part = parts[slowest]
     if len(parts) == 1:
         return ""
@@ -100,7 +104,7 @@ def slowest_words(parts: Sequence[JobPart], slowest: int) -> str:
 
 
 def job_gains(parts: Sequence[JobPart]) -> dict[str, float]:
-    """`StageRuns.gains` of the whole job: the slowest EP group sets the length of the stage."""
+    """Returns `StageRuns.gains` of the whole job. The slowest EP group sets the length of the stage."""
     gains = [part.runs.gains() for part in parts]
     static_s, planned_s, balanced_s = (max(gain[name] for gain in gains) for name in ("static_s", "planned_s", "balanced_s"))
     return stage_gains(static_s, planned_s, balanced_s, parts[0].runs.trainer)
@@ -120,6 +124,6 @@ def job_facts(parts: Sequence[JobPart]) -> dict[str, Any]:
 
 
 def _ranges(numbers: Array) -> str:
-    """``0 to 11, 24 to 35``."""
+    """Formats numbers as ranges, such as ``0 to 11, 24 to 35``."""
     runs = np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1)
     return ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)

@@ -1,4 +1,4 @@
-"""Data of the timeline: a simulated stage use by use, or the copies that engines measured."""
+"""Data of the timeline, from a simulated stage with all its uses, or from copies that engines measured."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # Letters: U uses (a layer in a pass), G ranks, C copies, A gradients that go home, V events.
 
-MAX_LANE_CELLS = 8_000_000  # uses x ranks; beyond it the page would be slow to open
+MAX_LANE_CELLS = 8_000_000  # uses x ranks; with more, the page would open slowly
 MAX_COPIES = 2_000_000
 BOUNDARIES = ("start", "window", "dispatched", "ready", "computed", "end")
 OUTCOMES = ("done", "failed over", "missing")
@@ -32,7 +32,7 @@ def pack_simulation(packer: Packer, plan: Plan, replicas: Replicas, simulation: 
     if num_uses * plan.G > MAX_LANE_CELLS:
         return {"left_out": f"{num_uses} uses x {plan.G} ranks are too many lanes for one page; report fewer micro-steps."}
     total_s = float(simulation.end_U.max())
-    # A four-thousandth of a use is far below a pixel at any useful zoom, and few digits compress well.
+    # 1/4000 of a use is far below a pixel at any useful zoom, and small numbers compress well.
     tick_s = max(float(np.median(simulation.end_U - simulation.start_U)) / 4000.0, total_s / 2**30, 1e-9)
     ticks = lambda seconds: np.round(np.asarray(seconds, np.float64) / tick_s)  # noqa: E731
     at = {name: ticks(getattr(simulation, f"{name}_U")) for name in BOUNDARIES}
@@ -73,7 +73,7 @@ def pack_simulation(packer: Packer, plan: Plan, replicas: Replicas, simulation: 
 
 
 def pack_timelines(packer: Packer, plan: Plan, timelines: Sequence[Timeline]) -> dict[str, Any]:
-    """Adds measured timelines to `packer`, every event on the rank that observed it; returns their description."""
+    """Adds measured timelines to `packer`, with every event on the rank that observed it. Returns their description."""
     ranks = [timeline.rank for timeline in timelines]
     if len(set(ranks)) != len(ranks) or not set(ranks) <= set(range(plan.G)):
         raise InputError(f"timelines are of ranks {sorted(ranks)}; give one timeline per rank of the plan's {plan.G}.")

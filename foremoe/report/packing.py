@@ -1,4 +1,4 @@
-"""Packs the page's numbers into one compressed block of bytes, with a table of contents for reading it."""
+"""Packs the page's numbers into one compressed block of bytes with a table of contents."""
 
 import base64
 import zlib
@@ -9,9 +9,9 @@ import numpy as np
 from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError
 
-# The browser's typed arrays of the same kinds; 64-bit integers are narrowed where they fit.
+# Types that the browser's typed arrays also have. 64-bit integers are narrowed if they fit.
 DTYPES = ("uint8", "uint16", "int16", "int32", "float32")
-LEVEL = 7  # the levels above take three to six times as long for a hundredth of the size
+LEVEL = 7  # higher levels take three to six times as long and save only 1 % of the size
 
 
 class Packer:
@@ -19,12 +19,12 @@ class Packer:
 
     def __init__(self) -> None:
         self._blocks: list[bytes] = []
-        # For every array: dtype, shape, where it lies in the inflated bytes, and whether it holds differences.
+        # dtype and shape of every array, its place in the decompressed bytes, and whether it holds differences.
         self.contents: dict[str, dict[str, Any]] = {}
         self._size = 0
 
     def add(self, name: str, array: Array, dtype: str, *, differences: bool = False) -> None:
-        """Adds `array` as `dtype`; with `differences`, stores int32 differences between neighbours."""
+        """Adds `array` as `dtype`. With `differences`, int32 differences between neighbours are stored."""
         assert dtype in DTYPES and name not in self.contents and (not differences or dtype == "int32")
         flat = np.asarray(array).ravel()
         if dtype != "float32" and flat.size:
@@ -33,7 +33,7 @@ class Packer:
                 raise InputError(f"the report cannot hold {name} from {low} to {high}; give fewer micro-steps or ranks.")
         values = flat.astype(np.dtype(dtype).newbyteorder("<"))
         if differences:
-            values = np.diff(values, prepend=values.dtype.type(0))  # wraps round at 32 bits, as the reader's sum does
+            values = np.diff(values, prepend=values.dtype.type(0))  # overflows at 32 bits, like the sum in the reader
         block = values.view(np.uint8).reshape(-1, values.itemsize).T.tobytes()
         self.contents[name] = {
             "dtype": dtype, "shape": list(np.shape(array)), "offset": self._size, "bytes": len(block), "differences": differences,
@@ -42,5 +42,5 @@ class Packer:
         self._size += len(block)
 
     def text(self) -> str:
-        """Returns all blocks, zlib-compressed, as base64."""
+        """Returns all blocks, compressed with zlib, as base64."""
         return base64.b64encode(zlib.compress(b"".join(self._blocks), LEVEL)).decode("ascii")

@@ -1,4 +1,4 @@
-"""Explains why rows copy nothing: the predicted saving and cost of their best single copy."""
+"""Explains why a row has no copies, with the predicted saving and cost of its best single copy."""
 
 from typing import NamedTuple
 
@@ -12,13 +12,13 @@ from foremoe.problem.problem import Problem
 
 # Letters: N rows, G ranks, E experts, S slots, W rows without replicas.
 
-HOTTEST = 2  # experts of the busiest rank that are tried
+HOTTEST = 2  # number of experts of the busiest rank to try
 
 
 class BestCopies(NamedTuple):
-    """The best copy of every row without copies: to the least loaded rank of the busiest rank's node, or of all.
+    """The best copy for every row without copies, to the least loaded rank of the same node or of all nodes.
 
-    Rows of even load are left out.
+    Rows with even load are left out.
     """
 
     row_W: Array
@@ -31,7 +31,7 @@ class BestCopies(NamedTuple):
 
 
 def best_copies(problem: Problem, plan: Plan) -> BestCopies:
-    """Returns the best copy of every row of `plan` without replicas; no rows if slots or plan allow none."""
+    """Returns the best copy for every row of `plan` without replicas. It has no rows if slots or plan allow no copies."""
     idle_N = ~(plan.quota_NGS[:, :, plan.B :] > 0).any(axis=(1, 2))
     none = BestCopies(*np.zeros((5, 0), np.int64), *np.zeros((2, 0)))
     if not plan.executable or plan.S == plan.B or plan.G == 1 or not idle_N.any():
@@ -61,7 +61,7 @@ def best_copies(problem: Problem, plan: Plan) -> BestCopies:
 
 
 def _copied(static: Placement, B: int, copies: tuple[Array, Array, Array, Array, Array]) -> Placement:
-    """The placement with one copy in every row that moves pairs, in the first redundant slot of its rank."""
+    """Returns the placement with one copy in every row that moves pairs, in the first redundant slot of its rank."""
     from_N, slot_N, to_N, expert_N, quota_N = copies
     rows_N = np.flatnonzero(quota_N > 0)
     expert_NGS, quota_NGS = static.expert_NGS.copy(), static.quotas_NGS.copy()

@@ -1,4 +1,4 @@
-"""Data of every (micro-step, layer) for the page: loads, replicas with quotas and sources, bounds, predicted seconds."""
+"""Data of every (micro-step, layer) for the page: loads, replicas with quotas and sources, bounds, and predicted seconds."""
 
 import dataclasses
 
@@ -17,19 +17,19 @@ from foremoe.report.reasons import BestCopies
 # Letters: M micro-steps, L layers, N = M*L rows, G ranks, E experts, Z replicas, C copies, A gradients that go home.
 
 FROM_HOST = -1
-NOT_SENT = -2  # still in its buffer from an earlier use, or of a plan that is scored and never executed
+NOT_SENT = -2  # the replica is still in its buffer from an earlier use, or the plan is scored and never executed
 
 
 def sources_of(plan: Plan, replicas: Replicas) -> Array:
-    """int16 [Z]: the rank that first sends the weights of each replica, `FROM_HOST` or `NOT_SENT`."""
+    """Returns int16 [Z], the rank that first sends the weights of each replica, or `FROM_HOST` or `NOT_SENT`."""
     source_Z = np.full(len(replicas.row_Z), NOT_SENT, np.int16)
-    # The first copy of a replica stands; the last write wins, so they are written backwards.
+    # The first copy of a replica counts. The last write wins, so the copies are written in reverse order.
     source_Z[replica_of_copies(plan, replicas)[::-1]] = plan.transfers.src_C[::-1]
     return source_Z
 
 
 def replica_of_copies(plan: Plan, replicas: Replicas) -> Array:
-    """int64 [C]: the number of the replica that each of the plan's copies serves."""
+    """Returns int64 [C], the index of the replica for each of the plan's copies."""
     key_Z = (replicas.row_Z * plan.G + replicas.rank_Z) * plan.S + replicas.slot_Z
     t = plan.transfers
     row_C = t.micro_step_C.astype(np.int64) * plan.L + t.layer_C
@@ -37,7 +37,7 @@ def replica_of_copies(plan: Plan, replicas: Replicas) -> Array:
 
 
 def replica_of_returns(plan: Plan, replicas: Replicas, row_A: Array, expert_A: Array, rank_A: Array) -> Array:
-    """int64 [A]: the number of the replica whose gradient is returned."""
+    """Returns int64 [A], the index of the replica whose gradient is returned."""
     key = lambda row, rank, expert: (row * plan.G + rank) * plan.E + expert  # noqa: E731
     key_Z = key(replicas.row_Z, replicas.rank_Z, replicas.expert_Z)
     order_Z = np.argsort(key_Z, kind="stable")
@@ -45,20 +45,22 @@ def replica_of_returns(plan: Plan, replicas: Replicas, row_A: Array, expert_A: A
 
 
 def require_belongs(problem: Problem, plan: Plan) -> None:
-    """Raises InputError unless `plan` was made for `problem`: same load, homes, ranks and redundant slots."""
+    """Raises InputError unless `plan` was made for `problem`, with equal load, homes, ranks and redundant slots."""
     want = (problem.M, problem.L, problem.G, problem.S)
     if plan.expert_MLGS.shape != want:
         have = list(plan.expert_MLGS.shape)
-        raise InputError(f"the plan has [M, L, G, S] = {have} and the problem {list(want)}; give the problem's plan.")
+        raise InputError(f"the plan has [M, L, G, S] = {have} and the problem {list(want)}; give the plan of this problem.")
     if (plan.load_MLE != problem.load_MLE).any():
         rows = int((plan.load_MLE != problem.load_MLE).any(axis=2).sum())
-        raise InputError(f"the plan's load differs from the problem's in {rows} of {plan.N} rows; give what was planned.")
+        raise InputError(
+            f"the plan's load differs from the problem's in {rows} of {plan.N} rows; give the load that was planned."
+        )
     if (plan.home_LE != problem.home_LE).any():
-        raise InputError("the plan's homes are not the problem's; give the problem with the homes that were planned for.")
+        raise InputError("the plan's homes differ from the problem's; give the problem with the homes that were planned for.")
 
 
 def pack_rows(packer: Packer, plan: Plan, replicas: Replicas, static: Cost) -> None:
-    """Adds all data for the figures of a chosen row to `packer`."""
+    """Adds all data for the figures about a chosen row to `packer`."""
     packer.add("load_MLE", plan.load_MLE, "int32")
     packer.add("home_rank_LE", plan.home_LE // plan.B, "uint16")
     packer.add("replicas_N", np.bincount(replicas.row_Z, minlength=plan.N), "int32")
@@ -72,14 +74,17 @@ def pack_rows(packer: Packer, plan: Plan, replicas: Replicas, static: Cost) -> N
 
 
 def pack_reasons(packer: Packer, copies: BestCopies) -> None:
-    """Adds the best copy of every row that copies nothing to `packer`."""
+    """Adds the best copy for every row without copies to `packer`."""
     for name, values_W in copies._asdict().items():
         seconds = name.endswith("_s_W")
         packer.add(f"best_{name}", values_W, "float32" if seconds else "int32", differences=name == "row_W")
 
 
 def link_bytes(problem: Problem, plan: Plan, replicas: Replicas) -> dict[str, Array]:
-    """float64 [G] per link class and direction: bytes of weights (every pass) and of returned gradients, without tokens."""
+    """Returns float64 [G] per kind of link and direction, the bytes of weights (in all passes) and of returned gradients.
+
+    Tokens are not included.
+    """
     G, t = plan.G, plan.transfers
     weight, gradient = problem.model.expert_bytes, problem.model.gradient_bytes
     out = {}
@@ -97,7 +102,7 @@ def link_bytes(problem: Problem, plan: Plan, replicas: Replicas) -> dict[str, Ar
 
 
 def executable_problem(problem: Problem, plan: Plan) -> Problem:
-    """Returns `problem` as described in the header of `plan`: machine, homes, slots, schedule and objective."""
+    """Returns `problem` with the machine, homes, slots, schedule and objective in the header of `plan`."""
     head = plan.header
     return dataclasses.replace(
         problem, model=head.model, cluster=head.cluster, cost=head.cost, slot_depth=head.slot_depth, schedule=head.schedule,

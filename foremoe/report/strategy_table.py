@@ -1,11 +1,11 @@
-"""The table of strategies: rows of `compare` or `simulate_systems` as columns with units; empty columns are left out."""
+"""The table of strategies, with rows of `compare` or `simulate_systems` and units. Empty columns are left out."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 
 class Figure(NamedTuple):
-    """One column: the value's place in a row, heading, unit, factor to that unit, decimals."""
+    """One column: the path to its value in a row, its heading, its unit, the factor to that unit, and the number of decimals."""
 
     path: tuple[str, ...]
     heading: str
@@ -37,7 +37,7 @@ COLUMNS = (
 
 
 def strategy_table(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns the columns in which some row has a number other than 0, the rows' cells (None is blank), and their notes."""
+    """Returns the columns in which some row has a number other than 0, the cells of all rows (None is blank), and their notes."""
     shown = [figure for figure in COLUMNS if any(_value(row, figure) for row in rows)]
     longest_s = max((_value(row, f) or 0.0 for row in rows for f in shown if f.unit == "s"), default=0.0)
     if longest_s < 10.0:

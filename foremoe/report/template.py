@@ -1,4 +1,4 @@
-"""Makes one HTML file from the template: style and scripts inlined, facts as JSON, arrays as base64."""
+"""Builds one HTML file from the template, with inline style and scripts, facts as JSON, and arrays as base64."""
 
 import base64
 import hashlib
@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Any, NamedTuple
 
-# In this order: each may use what the ones before it define.
+# The order matters, because each script may use definitions of the ones before it.
 SCRIPTS = (
     "data.js", "svg.js", "colours.js", "export.js", "heat.js", "bars.js", "arcs.js", "matrix.js", "lanes.js", "lanes_source.js",
     "timeline.js", "charts.js", "experts.js", "tables.js", "job.js", "page.js",
@@ -16,18 +16,18 @@ SCRIPTS = (
 
 
 class Block(NamedTuple):
-    """The data of one part of the page: facts as plain values, and arrays as text."""
+    """The data of one part of the page, as facts in plain values and arrays as text."""
 
     facts: dict[str, Any]
     packed: str
 
 
 def page(blocks: Sequence[Block], job: Mapping[str, Any] | None = None) -> str:
-    """Returns the whole page. Its Content-Security-Policy allows only its own style and scripts, by their hashes.
+    """Returns the whole page. Its Content-Security-Policy allows only its own style and scripts, identified by their hashes.
 
     Args:
-        blocks: One for the plan, or one for every part of a job.
-        job: The table of parts of a job.
+        blocks: One block for the plan, or one for every part of a job.
+        job: Table of the parts of a job, or None.
     """
     facts = blocks[0].facts
     style = _template("page.css")
@@ -45,7 +45,7 @@ def page(blocks: Sequence[Block], job: Mapping[str, Any] | None = None) -> str:
         "blocks": "\n".join(_block(i, *block) for i, block in enumerate(blocks)),
         "scripts": "\n".join(f"<script>{script}</script>" for script in scripts),
     }
-    # In one pass, so that a name which looks like a place holder stays a name.
+    # Filled in one pass, so that a name which looks like a placeholder is not replaced.
     before, *rest = _template("page.html").split("{{")
     return before + "".join(fill[part.partition("}}")[0]] + part.partition("}}")[2] for part in rest)
 
@@ -59,7 +59,7 @@ def _block(number: int, facts: Mapping[str, Any], packed: str) -> str:
 
 
 def script_json(value: Any) -> str:
-    """Returns JSON that cannot end or open an element of the surrounding page."""
+    """Returns JSON that cannot open or close an element of the surrounding page."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"), ensure_ascii=True)
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 

@@ -1,11 +1,11 @@
-"""The verdict at the top of the page: the plan's gain, whether it fits, and how certain that is."""
+"""The verdict at the top of the page: the gain of the plan, whether it fits into memory, and how certain the figures are."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from foremoe.machine.cluster import Cluster
 
-EVEN = 1.005  # gains below this count as none
+EVEN = 1.005  # smaller gains count as none
 UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 
 
@@ -13,15 +13,15 @@ def verdict(facts: Mapping[str, Any], cluster: Cluster) -> dict[str, Any]:
     """Summarises the report in words.
 
     Returns:
-        ``gain`` (a line), ``details`` (sentences), ``sure`` (a sentence on the basis of the figures), ``gains`` (True if the
-        plan is faster than static placement and fits) and ``fits``.
+        Dict with ``gain`` (a line), ``details`` (sentences), ``sure`` (a sentence about the basis of the figures), ``gains``
+        and ``fits``. ``gains`` is True if the plan is faster than static placement and fits into memory.
     """
     gains, memory = _gains(facts), facts["memory"]
     details = []
     if gains.get("share_of_balanced") is not None:
         details.append(f"{gains['share_of_balanced']:.0%} of the speed of force-balanced routing.")
     details.append(_exposed(facts))
-    # What makes all else idle talk comes first.
+    # If the stage does not fit into memory, that comes first.
     details.insert(len(details) if memory["fits"] else 0, f"Memory {memory['verdict']}.")
     if facts.get("advice"):
         details.append(f"Next: {facts['advice']}.")
@@ -29,7 +29,9 @@ def verdict(facts: Mapping[str, Any], cluster: Cluster) -> dict[str, Any]:
         details.append(f"The whole step counts {gains['outside_share']:.0%} outside its stages (`--rollout-share`).")
     elif gains.get("step_speedup_at") is not None and gains["speedup_vs_static"] >= EVEN:
         each = ", ".join(f"{gain:.2f}x with {percent} %" for percent, gain in gains["step_speedup_at"].items())
-        details.append(f"A whole training step gains less: {each} of it outside the stages (`--rollout-share` says yours).")
+        details.append(
+            f"A whole training step gains less: {each} of it outside the stages (set your share with `--rollout-share`)."
+        )
     return {
         "gain": _gain(facts, gains), "details": details, "sure": _sure(facts, cluster),
         "gains": bool(gains["speedup_vs_static"] >= EVEN and memory["fits"] and facts["executable"]),
@@ -38,7 +40,7 @@ def verdict(facts: Mapping[str, Any], cluster: Cluster) -> dict[str, Any]:
 
 
 def _gains(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Of the simulated stage where there is one, else predicted."""
+    """Returns the gains of the simulated stage, or the predicted gains without a simulation."""
     if facts["simulated"] is not None:
         return dict(facts["simulated"]["gains"])
     head, moves_s = facts["headline"], (facts["moves"] or {"seconds": 0.0})["seconds"]
@@ -69,19 +71,25 @@ def _exposed(facts: Mapping[str, Any]) -> str:
     simulated = facts["simulated"]
     parts = simulated["parts"]["planned"] if simulated else facts["parts"]["planned"]
     exposed_s, how = parts["transfer_s"] + parts["gradient_s"], "simulated" if simulated else "predicted"
-    return f"{seconds_words(exposed_s)} of weights and gradients exposed, {how}; all other copies hide."
+    return f"Copies of weights and gradients add {seconds_words(exposed_s)} ({how}); the rest overlaps with compute."
 
 
 def _sure(facts: Mapping[str, Any], cluster: Cluster) -> str:
     if cluster.residual is not None and cluster.calibrated:
-        return f"How sure: constants measured on this machine; their fit misses a measurement by at most {cluster.residual:.0%}."
+        return (
+            "How certain: the constants were measured on this machine, and their fit misses a measurement by at most"
+            f" {cluster.residual:.0%}."
+        )
     if cluster.calibrated or cluster.residual is not None:
-        return f"How sure: constants of the machine are {cluster.standing}."
-    return "How sure: data-sheet constants, uncalibrated, so trust ratios more than seconds. `foremoe calibrate` measures them."
+        return f"How certain: the constants of the machine are {cluster.standing}."
+    return (
+        "How certain: the constants are data-sheet figures, uncalibrated, so trust ratios more than seconds. `foremoe calibrate`"
+        " measures them."
+    )
 
 
 def seconds_words(value: float) -> str:
-    """Formats seconds with three digits and a unit."""
+    """Formats a time with three digits and a unit."""
     factor, unit = next(((f, u) for f, u in UNITS if value >= f), UNITS[-1])
     number = value / factor
     return f"{number:.0f} {unit}" if number >= 100 or value == 0 else f"{number:#.3g} {unit}"

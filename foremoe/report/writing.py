@@ -44,18 +44,20 @@ def write_report(
     The same arguments give the same bytes.
 
     Args:
-        plan: A plan of `problem`.
+        path: The HTML file to write.
+        problem: Problem for which the plan was made.
+        plan: Plan of `problem`.
         planner_report: Summary that `Planner.plan` returned with the plan.
         runs: Result of `run_stage` for the plan, or None.
         timelines: Measured timelines, one `Timeline` per rank, or None.
         strategies: Rows of `foremoe.compare`.
         advice: Result of `foremoe.advise` for the original problem.
         source: Origin of the load, in a few words.
-        date: Date to show on the page; default: none.
-        command: Command that makes the page, to show on it; default: none.
-        posed: `problem` with the homes before a home level moved any, for static figures. Default: `problem`.
-        moves_s: Seconds of moving those homes before the stage.
-        trainer: As for `rank_memory`.
+        date: Date to show on the page. By default, none is shown.
+        command: Command that writes the page, to show on it. By default, none is shown.
+        posed: Problem with its homes before a home level moved any, for static figures. Defaults to `problem`.
+        moves_s: Time in seconds for moving those homes before the stage.
+        trainer: The training around the stage, as for `rank_memory`.
 
     Raises:
         InputError: The plan does not belong to the problem, both `runs` and `timelines` are given, or the file cannot be written.
@@ -75,15 +77,18 @@ def write_job_report(
     path: str | os.PathLike[str], parts: Sequence[JobPart], *, strategies: Sequence[Mapping[str, Any]] | None = None,
     source: str = "", date: str = "", command: str = "",
 ) -> dict[str, Any]:  # fmt: skip
-    """Writes one report page for several EP groups and pipeline ranks; it shows the slowest first.
+    """Writes one report page for several EP groups and pipeline ranks. The page shows the slowest first.
 
     Args:
+        path: The HTML file to write.
         parts: Result of `plan_job`.
-        strategies: Rows of `simulate_systems` on the same groups.
-        source: This, `date` and `command` are as for `write_report`.
+        strategies: Rows of `simulate_systems` for the same groups.
+        source: Origin of the load, as for `write_report`.
+        date: Date to show, as for `write_report`.
+        command: Command to show, as for `write_report`.
 
     Returns:
-        The verdict on the job: lines of text by ``gain``, ``details`` and ``sure``; ``gains`` and ``fits`` are true or false.
+        The verdict on the job, with lines of text in ``gain``, ``details`` and ``sure``, and bools in ``gains`` and ``fits``.
 
     Raises:
         InputError: The file cannot be written.
@@ -111,7 +116,7 @@ def write_job_report(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Shown:
-    """One plan and what the page says beside it: the arguments of `write_report` of the same names."""
+    """One plan with further contents of the page, which are the arguments of `write_report` with the same names."""
 
     problem: Problem
     plan: Plan
@@ -124,7 +129,7 @@ class _Shown:
 
 
 def _block(shown: _Shown) -> Block:
-    """What the page shows of one plan."""
+    """Returns the data that the page shows about one plan."""
     problem, plan, runs, timelines = shown.problem, shown.plan, shown.runs, shown.timelines
     posed, trainer = shown.posed or problem, shown.trainer
     require_belongs(problem, plan)
@@ -167,5 +172,5 @@ def _block(shown: _Shown) -> Block:
 
 
 def _planner_name(text: str) -> str:
-    """The strategy of a planner's text if it has a name, which says more in fewer words."""
+    """Returns the name of the strategy with this repr, which says more in fewer words, or the repr itself."""
     return next((name for name, planner in STRATEGIES.items() if repr(planner) == text), text)

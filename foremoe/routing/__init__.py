@@ -1,4 +1,4 @@
-"""Routing of tokens, as recorded during rollout."""
+"""Routing of tokens that was recorded during rollout."""
 
 from foremoe.routing.trace import RoutingTrace
 

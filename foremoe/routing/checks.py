@@ -15,9 +15,9 @@ MAX_EXPERTS = int(np.iinfo(np.int16).max)
 
 
 def known_model(model: str | Model | None) -> Model | None:
-    """Returns `model` itself, or the preset of that name or hub name; None for any other name, which is only a label."""
+    """Returns `model` itself, or the preset with that name or hub name. Any other name is only a label and gives None."""
     if not isinstance(model, str | Model | None):
-        raise InputError(f"model must be the name of a model; got {type(model).__name__}.")
+        raise InputError(f"model must be a Model or the name of one; got {type(model).__name__}.")
     if isinstance(model, str):
         found = Model.preset_of(model)
         return None if found is None else Model.preset(found)
@@ -25,7 +25,7 @@ def known_model(model: str | Model | None) -> Model | None:
 
 
 def preset_layers(model: str | Model | None, num_layers: int, num_experts: int, num_topk: int) -> Array:
-    """int32 [L]: layer numbers of `model` if it has L layers, else 0 to L-1; experts and top-k must match the model."""
+    """Returns int32 [L], the layer numbers of `model` if it has L layers, else 0 to L-1. Experts and top-k must match."""
     preset = known_model(model)
     if preset is None:
         return np.arange(num_layers, dtype=np.int32)
@@ -36,7 +36,7 @@ def preset_layers(model: str | Model | None, num_layers: int, num_experts: int, 
 
 
 def layer_numbers(value: npt.ArrayLike, num_layers: int) -> Array:
-    """Returns `value` as int32 [L]; numbers must be distinct and >= 0."""
+    """Returns `value` as int32 [L]. Raises InputError unless the numbers are distinct and >= 0."""
     moe_layer_L = frozen_array(value, np.int32, "moe_layer_L", (num_layers,))
     if moe_layer_L.min() < 0 or len(np.unique(moe_layer_L)) != num_layers:
         raise InputError(f"moe_layer_L must hold {num_layers} distinct layer numbers from 0; got {moe_layer_L.tolist()}.")
@@ -44,7 +44,7 @@ def layer_numbers(value: npt.ArrayLike, num_layers: int) -> Array:
 
 
 def layer_positions(indices: npt.ArrayLike, num_layers: int) -> Array:
-    """Returns `indices` as int64; they must be distinct positions from 0 to num_layers - 1, at least one."""
+    """Returns `indices` as int64. Raises InputError unless they are one or more distinct positions from 0 to num_layers - 1."""
     index = as_array(indices, "layers")
     fits = index.ndim == 1 and index.size and index.dtype.kind in "iu" and index.min() >= 0 and index.max() < num_layers
     if not fits or len(np.unique(index)) != index.size:
@@ -53,7 +53,7 @@ def layer_positions(indices: npt.ArrayLike, num_layers: int) -> Array:
 
 
 def checked_known(value: Array | None, num_tokens: int) -> Array | None:
-    """Returns bool [T], or None if every token is known."""
+    """Returns known tokens as bool [T], or None if every token is known."""
     if value is None:
         return None
     known_T = as_array(value, "known_T")
@@ -64,13 +64,13 @@ def checked_known(value: Array | None, num_tokens: int) -> Array | None:
 
 
 def checked_lengths(value: npt.ArrayLike, num_tokens: int) -> Array:
-    """Returns int64 [Q]; lengths must be at least 1 and sum to the number of tokens."""
+    """Returns lengths as int64 [Q]. Raises InputError unless they are at least 1 and sum to the number of tokens."""
     seq_len_Q = frozen_array(value, np.int64, "seq_len_Q", (None,))
     if not seq_len_Q.size or seq_len_Q.min() < 1:
         q = int(np.argmax(seq_len_Q < 1)) if seq_len_Q.size else 0
         what = f"sequence {q} has {seq_len_Q[q]}" if seq_len_Q.size else "there is none"
         raise InputError(f"every trace needs a sequence, and every sequence a token, but {what}; leave empty ones out.")
-    # The total of huge lengths may wrap round in int64.
+    # The sum of huge lengths may overflow int64.
     if seq_len_Q.max() > num_tokens or seq_len_Q.sum() != num_tokens:
         total = sum(seq_len_Q.tolist())
         raise InputError(f"{len(seq_len_Q)} sequences sum to {total} but there are {num_tokens} tokens; correct seq_len_Q.")
@@ -78,14 +78,14 @@ def checked_lengths(value: npt.ArrayLike, num_tokens: int) -> Array:
 
 
 def checked_ids(topk_TLK: Array, known_T: Array | None, num_experts: int) -> Array:
-    """Returns uint8 or int16 [T, L, K]; raises at the first id of a known token that is out of range or repeated."""
+    """Returns ids as uint8 or int16 [T, L, K]. Raises InputError at the first invalid or repeated id of a known token."""
     info = np.iinfo(np.uint8) if num_experts <= 256 else np.iinfo(np.int16)
     dtype = info.dtype
     if topk_TLK.dtype == dtype or (topk_TLK.min() >= info.min and topk_TLK.max() <= info.max):
         out = frozen_array(topk_TLK, dtype, "topk_TLK")
         _raise_first_fault(out, topk_TLK, known_T, num_experts)
         return out
-    # Clipped to one past either end, an id that is out of range stays so and fits int16.
+    # Ids are clipped to one beyond either end, so that ids out of range remain out of range and fit int16.
     clipped_TLK = np.minimum(topk_TLK, topk_TLK.dtype.type(num_experts))
     if topk_TLK.dtype.kind == "i":
         clipped_TLK = np.maximum(clipped_TLK, topk_TLK.dtype.type(-1))
@@ -108,7 +108,10 @@ def _raise_first_fault(checked_TLK: Array, shown_TLK: Array, known_T: Array | No
 
 @kernel
 def first_fault(topk_TLK, known_T, num_experts):
-    """Finds (token, layer, position) of the first invalid or repeated id in a known token, or -1s; empty `known_T`: all known."""
+    """Returns (token, layer, position) of the first invalid or repeated id in a known token, or -1s.
+
+    If `known_T` is empty, all tokens are known.
+    """
     num_tokens, num_layers, num_topk = topk_TLK.shape
     seen_in_row_E = np.full(num_experts, -1, np.int64)
     for t in range(num_tokens):

@@ -1,4 +1,4 @@
-"""Trace files: `.npz` and `.safetensors`, foremoe's own and those with the array names of public recordings."""
+"""Trace files (`.npz` and `.safetensors`) with foremoe's own array names or those of public recordings."""
 
 import io
 import json
@@ -20,7 +20,7 @@ from foremoe.routing.trace import RoutingTrace
 FORMAT_VERSION = 1
 SUFFIXES = (".npz", ".safetensors")
 
-# What each field may be called in a file, ours first.
+# Names that each field may have in a file. foremoe's own name comes first.
 _NAMES = {
     "topk_TLK": ("topk_TLK", "topk_ids"), "seq_len_Q": ("seq_len_Q", "seq_len"), "known_T": ("known_T",),
     "moe_layer_L": ("moe_layer_L",), "weight_TLK": ("weight_TLK", "topk_weights", "topk_probs"), "num_experts": ("num_experts",),
@@ -28,7 +28,7 @@ _NAMES = {
 
 
 def save_trace(trace: RoutingTrace, path: str | os.PathLike[str]) -> None:
-    """Writes `trace`; the bytes depend on the trace alone."""
+    """Writes `trace` to a file. The bytes depend only on the trace."""
     suffix = _suffix(Path(path))
     held = {name: getattr(trace, name) for name in ("topk_TLK", "seq_len_Q", "moe_layer_L", "known_T", "weight_TLK")}
     arrays: dict[str, Array] = {name: array for name, array in held.items() if array is not None}
@@ -47,7 +47,7 @@ def save_trace(trace: RoutingTrace, path: str | os.PathLike[str]) -> None:
 def load_trace(
     path: str | os.PathLike[str], *, num_experts: int | None, model: str | Model | None, weights: bool, max_bytes: int | None
 ) -> RoutingTrace:
-    """Reads a file of `save_trace`, or a recording with the public array names; see `RoutingTrace.load`."""
+    """Reads a file written by `save_trace`, or a recording with public array names, as described in `RoutingTrace.load`."""
     source = Path(path)
     suffix = _suffix(source)
     with open_stored(source, f"a {suffix} file", archive=suffix == ".npz", max_bytes=max_bytes) as stored:
@@ -87,7 +87,7 @@ def load_trace(
 
 
 def holds_trace(path: str | os.PathLike[str]) -> bool:
-    """True if the names of its arrays say that an ``.npz`` or ``.safetensors`` file holds the experts of tokens."""
+    """Returns True if an ``.npz`` or ``.safetensors`` file has an array with a name for the experts of tokens."""
     suffix = Path(path).suffix.lower()
     if suffix not in SUFFIXES:
         return False
@@ -96,7 +96,7 @@ def holds_trace(path: str | os.PathLike[str]) -> bool:
 
 
 def _require_tokens_first(arrays: dict[str, Any], names: dict[str, str | None]) -> None:
-    """Refuses routing whose first two axes are exchanged, which lengths that fit the second one give away."""
+    """Raises InputError if the first two axes are exchanged, that is, if the lengths fit the second axis only."""
     shape, lengths = arrays["topk_TLK"].shape, arrays["seq_len_Q"]
     total = int(lengths.sum()) if lengths.dtype.kind in "iu" else -1
     if len(shape) == 3 and shape[0] != total == shape[1]:
@@ -105,7 +105,7 @@ def _require_tokens_first(arrays: dict[str, Any], names: dict[str, str | None]) 
 
 
 def _unchanged(trace: RoutingTrace, header: dict[str, Any], weights: bool) -> bool:
-    """True if arrays and header are those that were written; the weights only where they were asked for."""
+    """Returns True if arrays and header are those that were written. Router weights are compared only if they were read."""
     if weights and header.get("weights") != _weights_hash(trace):
         return False
     fields = {key: value for key, value in header.items() if key != "checksum"}

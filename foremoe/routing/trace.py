@@ -1,4 +1,4 @@
-"""RoutingTrace: the router's chosen experts for every token, checked strictly."""
+"""RoutingTrace: the experts that the router chose for every token, checked strictly."""
 
 from __future__ import annotations
 
@@ -19,27 +19,29 @@ from foremoe.routing.checks import MAX_EXPERTS, checked_ids, checked_known, chec
 
 # Letters: T tokens, L MoE layers, K top-k, Q sequences, E experts.
 
-_BLOCK = 2**14  # tokens that are compared at once
+_BLOCK = 2**14  # number of tokens that are compared at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class RoutingTrace(ArrayValue):
-    """The routing of whole sequences, one after the other: the tokens of sequence q are rows ``cuts[q]:cuts[q+1]``.
+    """Routing of whole sequences, one after the other. The tokens of sequence q are ``cuts[q]:cuts[q+1]``.
 
-    A trace has no padding and no placeholder ids. `from_routed_experts` marks such rows of a recording in `known_T`.
+    A trace has no padding and no placeholder ids. `from_routed_experts` marks such entries of a recording in `known_T`.
 
     Attributes:
-        topk_TLK: uint8 (num_experts <= 256) or int16, logical experts of each token, distinct within a token and layer.
-        known_T: bool, False if a token's routing was not recorded; its ids are ignored. None: all are known.
-        seq_len_Q: int64, tokens of each sequence, each >= 1, with sum T.
-        moe_layer_L: int32, the model's own layer numbers; default: those of the preset `model` if it has L layers, else 0 to L-1.
-        weight_TLK: float16, router weights of the chosen experts, or None. Planning does not use them.
+        topk_TLK: Logical experts of each token, distinct within a token and layer, as uint8 (num_experts <= 256) or int16.
+        num_experts: Number of logical experts in a layer.
+        seq_len_Q: Number of tokens in each sequence, int64. Each is at least 1, and they sum to T.
+        known_T: bool, False if a token's routing was not recorded. Its ids are then ignored. None if all tokens are known.
+        moe_layer_L: The model's own layer numbers, int32. Default to those of the preset `model` if it has L layers, else to 0 to
+            L-1.
+        weight_TLK: Router weights of the chosen experts, float16, or None. Planning does not use them.
         model: Name of the model, or None. If it names a preset, experts and top-k must agree with it.
-        source: Free text: origin of the trace.
-        id: Name of the routing in plans and reports; default: `content_hash`.
+        source: Origin of the trace, as free text.
+        id: Name of the routing in plans and reports. Defaults to `content_hash`.
 
     Raises:
-        InputError: Shapes are wrong, an id is out of range or repeated in a token, or lengths do not sum to T.
+        InputError: A shape is wrong, an id is out of range or repeated in a token, or lengths do not sum to T.
 
     Example:
         >>> topk_TLK = np.array([[[0, 3]], [[1, 3]], [[0, 2]]])
@@ -81,24 +83,24 @@ class RoutingTrace(ArrayValue):
             put("id", self.content_hash())
 
     T = Length("topk_TLK")
-    """Tokens."""
+    """Number of tokens."""
 
     L = Length("topk_TLK")
-    """MoE layers."""
+    """Number of MoE layers."""
 
     K = Length("topk_TLK")
-    """Experts per token and layer."""
+    """Number of experts per token and layer."""
 
     Q = Length("seq_len_Q")
-    """Sequences."""
+    """Number of sequences."""
 
     @property
     def cuts(self) -> Array:
-        """int64 [Q + 1]: first token of each sequence, and T."""
+        """int64 [Q + 1], the first token of each sequence, and T."""
         return np.concatenate([[0], np.cumsum(self.seq_len_Q)])
 
     def num_repeats(self) -> int:
-        """Number of known tokens with the same experts as the token before them in all layers, which is rare in real routing."""
+        """Returns how many known tokens have the same experts in all layers as the token before. Few do in real routing."""
         found = 0
         for low in range(1, self.T, _BLOCK):
             now_TLK, before_TLK = self.topk_TLK[low : low + _BLOCK], self.topk_TLK[low - 1 : low - 1 + _BLOCK]
@@ -111,7 +113,7 @@ class RoutingTrace(ArrayValue):
         return found
 
     def content_hash(self) -> str:
-        """Hashes everything that determines loads (ids, known rows, sequence and layer numbers, num_experts) to 32 hex digits."""
+        """Returns a hash (32 hex digits) of all that sets loads: ids, known tokens, sequence and layer numbers, num_experts."""
         arrays = {"topk": self.topk_TLK, "seq_len": self.seq_len_Q, "moe_layer": self.moe_layer_L}
         if self.known_T is not None:
             arrays["known"] = self.known_T
@@ -129,16 +131,18 @@ class RoutingTrace(ArrayValue):
         cls, path: str | os.PathLike[str], *, num_experts: int | None = None, model: str | Model | None = None,
         weights: bool = True, max_bytes: int | None = None,
     ) -> RoutingTrace:  # fmt: skip
-        """Reads a trace from ``.npz`` or ``.safetensors``; never unpickles.
+        """Reads a trace from ``.npz`` or ``.safetensors``. Pickled data is never read.
 
         Arrays have the names of this class, or ``topk_ids``, ``seq_len``, ``num_experts``, and ``topk_weights`` or
-        ``topk_probs``; other arrays are ignored.
+        ``topk_probs``. Other arrays are ignored.
 
         Args:
-            num_experts: Required if neither the file nor `model` gives it; the largest id plus one would be a guess.
-            model: The recorded model: a `Model`, or a name.
-            weights: Whether to read the router weights, the larger part of most files.
-            max_bytes: Limit of decompressed arrays in memory; None: 64 MiB, or 16 times the file if that is more.
+            path: The file.
+            num_experts: Number of experts. Required if neither the file nor `model` gives it, because it cannot be derived from
+                the largest id.
+            model: Model that was recorded, as a `Model` or a name.
+            weights: Whether to read the router weights, which are the larger part of most files.
+            max_bytes: Limit for decompressed arrays in memory. Defaults to 64 MiB, or to 16 times the file size if that is more.
 
         Raises:
             InputError: The file does not exist, cannot be read, lacks arrays, or has contents that this class refuses.
@@ -148,7 +152,7 @@ class RoutingTrace(ArrayValue):
         return load_trace(path, num_experts=num_experts, model=model, weights=weights, max_bytes=max_bytes)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes ``.npz`` (uncompressed) or ``.safetensors``; `load` returns an equal trace, byte for byte.
+        """Writes ``.npz`` (uncompressed) or ``.safetensors``. `load` then returns an equal trace, byte for byte.
 
         Raises:
             InputError: The suffix is not supported, or the file cannot be written.
@@ -161,7 +165,7 @@ class RoutingTrace(ArrayValue):
     def concat(cls, traces: Sequence[RoutingTrace]) -> RoutingTrace:
         """Joins the sequences of several traces of one model, under a new id.
 
-        Weights are kept if every part has them, the model's name if all parts agree.
+        Weights are kept if every part has them. The model's name is kept if all parts agree.
 
         Raises:
             InputError: There is no trace, or traces differ in layers, top-k or experts.
@@ -184,10 +188,10 @@ class RoutingTrace(ArrayValue):
         return replace(first, **joined, model=model, source=source, id="")
 
     def sequences(self, indices: npt.ArrayLike) -> RoutingTrace:
-        """Returns some sequences as a separate trace, under a new id.
+        """Returns some sequences as a separate trace with a new id.
 
         Args:
-            indices: Sequence numbers in the desired order (repeats allowed), or a bool mask [Q].
+            indices: Indices of the sequences in the desired order (repeats allowed), or a bool mask [Q].
 
         Raises:
             InputError: No sequence is selected, a number is out of range, or the mask has another length.

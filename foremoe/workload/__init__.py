@@ -1,4 +1,4 @@
-"""Workloads: pairs per micro-step, layer, source rank and expert."""
+"""Workloads, which count the pairs per micro-step, layer, source rank and expert."""
 
 from foremoe.workload.dealing import Dealt
 from foremoe.workload.packing import AsGiven, PackSolver

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def checked_load(value: npt.ArrayLike) -> Array:
-    """Returns counts as int32 [M, L, G, E]; no axis may be empty."""
+    """Returns counts as int32 [M, L, G, E]. Raises InputError if an axis is empty."""
     load_MLGE = frozen_array(value, np.int32, "load_MLGE", (None, None, None, None))
     if 0 in load_MLGE.shape:
         raise InputError(f"load_MLGE [micro-steps, layers, ranks, experts] has an empty axis: {list(load_MLGE.shape)}.")
@@ -26,7 +26,7 @@ def checked_load(value: npt.ArrayLike) -> Array:
 
 
 def check_pairs(work: Workload) -> None:
-    """Raises InputError if a rank, or a micro-step without its unknown tokens, has more pairs than its tokens allow."""
+    """Raises InputError if a rank has more pairs than its tokens allow, or a micro-step more than its known tokens allow."""
     pairs_MLG = work.load_MLGE.sum(axis=3, dtype=np.int64)
     limit_MG = work.num_topk * work.tokens_MG.astype(np.int64)
     over_MLG = pairs_MLG > limit_MG[:, None]

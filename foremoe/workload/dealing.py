@@ -1,4 +1,4 @@
-"""Counts a trace: assigns every token to a micro-step and a source rank, then counts in one pass."""
+"""Counts a trace. Every token is assigned to a micro-step and a source rank, and all pairs are counted in one pass."""
 
 import math
 from dataclasses import dataclass
@@ -20,14 +20,14 @@ from foremoe.workload.packing import PackSolver, sample_groups
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dealt:
-    """How whole sequences were assigned to micro-steps and ranks.
+    """Record of how whole sequences were assigned to micro-steps and ranks.
 
     Attributes:
-        tokens_per_rank: The budget of a micro-step is this times the number of ranks.
+        tokens_per_rank: Token budget of a micro-step, divided by the number of ranks.
         packer: Repr of the pack solver.
         seed: Seed of the pack solver.
-        over_budget: Numbers of the sequences longer than the whole budget; each is a micro-step of its own.
-        dropped_micro_steps: Number of later micro-steps that ``max_micro_steps`` left out, with their sequences.
+        over_budget: Indices of the sequences that are longer than the whole budget. Each is a micro-step of its own.
+        dropped_micro_steps: Number of later micro-steps that ``max_micro_steps`` left out, together with their sequences.
     """
 
     tokens_per_rank: int
@@ -50,7 +50,10 @@ def deal(
     trace: RoutingTrace, packer: PackSolver, num_ranks: int, tokens_per_rank: int, seed: int, sample_group_Q: Any,
     max_micro_steps: int | None,
 ) -> tuple[Array, Array, Dealt]:  # fmt: skip
-    """Returns micro-step and rank of every sequence, int32 [Q] each, -1 for micro-steps left out; see `Workload.from_trace`."""
+    """Returns the micro-step and the rank of every sequence, int32 [Q] each, as described in `Workload.from_trace`.
+
+    Both are -1 for sequences in micro-steps that are left out.
+    """
     tokens_per_rank, seed = whole(tokens_per_rank, "tokens_per_rank"), whole(seed, "seed", 0)
     group_Q = sample_groups(sample_group_Q, trace.Q)
     if not isinstance(packer, PackSolver):
@@ -59,7 +62,7 @@ def deal(
     micro_step_Q = frozen_array(found[0], np.int32, f"the micro_step_Q of {packer!r}", (trace.Q,))
     rank_Q = frozen_array(found[1], np.int32, f"the rank_Q of {packer!r}", (trace.Q,))
     M = _require_places(micro_step_Q, rank_Q, num_ranks, f"{packer!r}")
-    # Groups never fall along the file, so a micro-step is of one group when its smallest and largest are equal.
+    # Groups are non-decreasing in the file, so a micro-step has one group if its smallest and largest group are equal.
     low_M, high_M = np.full(M, group_Q[-1]), np.full(M, group_Q[0])
     np.minimum.at(low_M, micro_step_Q, group_Q)
     np.maximum.at(high_M, micro_step_Q, group_Q)
@@ -85,14 +88,14 @@ def deal(
 
 
 def require_counts(shape: tuple[int, int, int, int], source_bytes: int) -> None:
-    """Raises InputError if counts int32 [M, L, G, E] would take too much memory for routing of this many bytes."""
+    """Raises InputError if counts int32 [M, L, G, E] would take too much memory for routing with this many bytes."""
     what = "counts of {} micro-steps x {} layers x {} ranks x {} experts".format(*shape)
     cure = "give fewer ranks or more tokens per rank, or correct the routing's sizes"
     require_budget(4 * math.prod(shape), what, cure, source_bytes)
 
 
 def assigned(assign: tuple[npt.ArrayLike, npt.ArrayLike], num_tokens: int, num_ranks: int) -> tuple[Array, Array]:
-    """Returns micro-step and rank of every token, int32 [T] each, as the caller assigned them."""
+    """Returns the micro-step and the rank of every token, int32 [T] each, as assigned by the caller."""
     if not isinstance(assign, tuple | list) or len(assign) != 2:
         raise InputError("assign must be the pair (micro_step_T, rank_T).")
     micro_step_T = frozen_array(assign[0], np.int32, "assign's micro_step_T", (num_tokens,))
@@ -102,7 +105,7 @@ def assigned(assign: tuple[npt.ArrayLike, npt.ArrayLike], num_tokens: int, num_r
 
 
 def _require_places(micro_step_X: Array, rank_X: Array, num_ranks: int, who: str) -> int:
-    """The number of micro-steps; InputError unless they are numbered from 0 without gaps and every rank exists."""
+    """Returns the number of micro-steps. Raises InputError unless they are numbered from 0 without gaps and all ranks exist."""
     if rank_X.min() < 0 or rank_X.max() >= num_ranks:
         raise InputError(f"{who} names ranks from {rank_X.min()} to {rank_X.max()}; they must lie in [0, {num_ranks}).")
     numbers = np.unique(micro_step_X)
@@ -113,7 +116,7 @@ def _require_places(micro_step_X: Array, rank_X: Array, num_ranks: int, who: str
 
 
 def sum_cells(micro_step_X: Array, rank_X: Array, num_ranks: int, weight_X: Array | None = None) -> Array:
-    """Sums weights (None: ones) per (micro-step, rank), [M, G]; entries that are left out do not count."""
+    """Sums weights (None: ones) per (micro-step, rank), [M, G]. Entries that are left out do not count."""
     kept_X = micro_step_X >= 0
     M = int(micro_step_X.max()) + 1
     cell = micro_step_X[kept_X].astype(np.int64) * num_ranks + rank_X[kept_X]
@@ -122,7 +125,7 @@ def sum_cells(micro_step_X: Array, rank_X: Array, num_ranks: int, weight_X: Arra
 
 
 def count_tokens(trace: RoutingTrace, micro_step_T: Array, rank_T: Array, num_ranks: int) -> tuple[Array, Array]:
-    """Returns int32 [M, L, G, E] pairs and int64 [M, L] unknown tokens of a trace whose tokens are assigned."""
+    """Returns the pairs, int32 [M, L, G, E], and the unknown tokens, int64 [M, L], of a trace whose tokens are assigned."""
     if trace.known_T is not None and not trace.known_T.any():
         cure = "let the rollout engine return routing (docs/recording.md)"
         raise InputError(f"none of the {trace.T} tokens has a known routing, so there is nothing to plan; {cure}.")
@@ -140,7 +143,10 @@ def count_tokens(trace: RoutingTrace, micro_step_T: Array, rank_T: Array, num_ra
 
 @kernel
 def count_pairs(topk_TLK, known_T, micro_step_T, rank_T, load_MLGE):
-    """Adds every pair of checked ids to its cell, but none of micro-step -1 or of unknown tokens; empty `known_T`: all known."""
+    """Adds every pair of checked ids to its count, except pairs of micro-step -1 and of unknown tokens.
+
+    If `known_T` is empty, all tokens are known.
+    """
     num_tokens, num_layers, num_topk = topk_TLK.shape
     for t in range(num_tokens):
         m, g = micro_step_T[t], rank_T[t]

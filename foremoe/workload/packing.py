@@ -1,4 +1,4 @@
-"""The level pack: assigns whole sequences to micro-steps and ranks, with the default of trainers."""
+"""The *pack* level, which assigns whole sequences to micro-steps and ranks, with the packing of common trainers as default."""
 
 import abc
 import heapq
@@ -15,9 +15,9 @@ from foremoe.routing.trace import RoutingTrace
 
 
 class PackSolver(abc.ABC):
-    """The level pack: chooses the sequences of every micro-step, and the source rank of each.
+    """The *pack* level, which chooses the sequences of every micro-step and the source rank of each sequence.
 
-    `solve` must depend on its arguments alone.
+    `solve` must depend only on its arguments.
     """
 
     level: ClassVar[str] = "pack"
@@ -26,23 +26,27 @@ class PackSolver(abc.ABC):
     def solve(
         self, trace: RoutingTrace, *, num_ranks: int, tokens_per_rank: int, sample_group_Q: Array | None = None, seed: int = 0
     ) -> tuple[Array, Array]:
-        """Assigns every sequence once.
+        """Assigns every sequence to one micro-step and one rank.
 
         Args:
-            num_ranks: At least 1.
-            tokens_per_rank: At least 1; a micro-step has at most num_ranks * tokens_per_rank tokens, or a single longer sequence.
-            sample_group_Q: Integers, non-decreasing, such as the mini-batch of each sequence; a micro-step never mixes groups.
+            trace: Trace with the sequences.
+            num_ranks: Number of source ranks, at least 1.
+            tokens_per_rank: Token budget per rank, at least 1. A micro-step has at most num_ranks * tokens_per_rank tokens, or a
+                single longer sequence.
+            sample_group_Q: Group of each sequence, for example its mini-batch, as non-decreasing integers. A micro-step never
+                mixes groups.
+            seed: Seed of random choices.
 
         Returns:
-            ``(micro_step_Q, rank_Q)`` int32, micro-steps numbered from 0 without gaps.
+            ``(micro_step_Q, rank_Q)``, both int32. Micro-steps are numbered from 0 without gaps.
 
         Raises:
-            InputError: A number is below 1, or groups have another length or order.
+            InputError: A number is below 1, or `sample_group_Q` has the wrong length or order.
         """
 
 
 def sample_groups(sample_group_Q: Array | None, num_sequences: int) -> Array:
-    """Returns the groups as int64 [Q], non-decreasing; zeros if none are given."""
+    """Returns the groups as non-decreasing int64 [Q], or zeros if none are given."""
     if sample_group_Q is None:
         return np.zeros(num_sequences, np.int64)
     group_Q = frozen_array(sample_group_Q, np.int64, "sample_group_Q", (num_sequences,))
@@ -57,12 +61,12 @@ def sample_groups(sample_group_Q: Array | None, num_sequences: int) -> Array:
 class AsGiven(PackSolver):
     """Keeps the order of the file, like a trainer that packs by token count alone.
 
-    It uses next-fit: a micro-step ends before the first sequence that would take it over num_ranks * tokens_per_rank tokens. In a
-    micro-step each sequence goes to the rank with the fewest tokens so far, the lowest such rank on ties, so one rank may
-    hold more than tokens_per_rank. A sequence longer than the whole budget is a micro-step of its own.
+    It uses next-fit. A micro-step ends before the first sequence that would exceed num_ranks * tokens_per_rank tokens. In a
+    micro-step, each sequence goes to the rank with the fewest tokens so far, or to the lowest such rank. One rank may therefore
+    hold more than tokens_per_rank tokens. A sequence longer than the whole budget is a micro-step of its own.
 
     Attributes:
-        shuffle: Whether to shuffle the sequences of each group first, with `seed`.
+        shuffle: Whether to shuffle the sequences of each group with `seed` first.
     """
 
     shuffle: bool = False
@@ -70,7 +74,7 @@ class AsGiven(PackSolver):
     def solve(
         self, trace: RoutingTrace, *, num_ranks: int, tokens_per_rank: int, sample_group_Q: Array | None = None, seed: int = 0
     ) -> tuple[Array, Array]:
-        """As `PackSolver.solve`; `seed` matters only with `shuffle`."""
+        """Assigns sequences as described in `PackSolver.solve`. `seed` has an effect only with `shuffle`."""
         for name, value in (("num_ranks", num_ranks), ("tokens_per_rank", tokens_per_rank)):
             if value < 1:
                 raise InputError(f"{name} must be at least 1; got {value}.")
@@ -85,7 +89,7 @@ class AsGiven(PackSolver):
         for q, length, of_group in zip(order.tolist(), trace.seq_len_Q[order].tolist(), group_Q[order].tolist(), strict=True):
             if micro_step < 0 or used + length > budget or of_group != group:
                 micro_step, used, group = micro_step + 1, 0, of_group
-                heap = [(0, g) for g in range(num_ranks)]  # (tokens, rank), ascending: already a heap
+                heap = [(0, g) for g in range(num_ranks)]  # (tokens, rank), ascending, which is a valid heap
             tokens, rank = heap[0]
             heapq.heapreplace(heap, (tokens + length, rank))
             micro_step_Q[q], rank_Q[q] = micro_step, rank

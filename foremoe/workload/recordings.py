@@ -1,4 +1,4 @@
-"""Reads any file of routing as a `RoutingTrace` or a `Workload`: foremoe's own, and those of rollout engines and recorders."""
+"""Reads any file of routing as a `RoutingTrace` or a `Workload`, whether foremoe, a rollout engine or a recorder wrote it."""
 
 import dataclasses
 import os
@@ -24,32 +24,34 @@ from foremoe.workload.workload import Workload
 SPREAD = "recorded counts, spread evenly over ranks"
 BY_RANK = "recorded counts of each rank"
 SCALED = "; long steps in proportion"
-_LONG = 2  # budgets, above which a recorded step is a statistic of many micro-steps
+_LONG = 2  # number of budgets above which a recorded step counts as a statistic of many micro-steps
 
 
 def open_recordings(
     paths: Sequence[str | os.PathLike[str]], *, model: Model | None = None, num_ranks: int = 1, tokens_per_rank: int = 1024,
     stage: str = "update", strict: bool = True,
 ) -> RoutingTrace | Workload:  # fmt: skip
-    """Reads files of one recording: answers of rollout engines, chosen experts, counts, or what foremoe saved.
+    """Reads files of one recording: answers of rollout engines, chosen experts, counts, or files that foremoe saved.
 
-    Routing of sequences is read as by `from_routed_experts`: a token is unknown if the file lacks its experts or lists one twice.
-    Counts become a workload. Recorded steps without pairs are left out; the others are joined, in order, until they have
-    `tokens_per_rank` tokens for each rank and form a micro-step. A step with more than twice as many is a statistic of many
-    micro-steps: it becomes one, with the same shares of pairs. Without source ranks, the pairs of a layer are spread over the
-    ranks in turn, in the order of the experts, so every rank has the same share of every expert, up to one pair. `Workload.dealt`
-    records this. See docs/recording.md for the kinds of files.
+    Routing of sequences is read as by `from_routed_experts`. A token is unknown if the file lacks its experts or lists one twice.
+
+    Counts become a workload. Recorded steps without pairs are left out. The other steps are joined in order until they have
+    `tokens_per_rank` tokens for each rank, and then form a micro-step. A step with more than twice as many tokens is a statistic
+    of many micro-steps. It is scaled down to one micro-step with the same shares of pairs. Counts without source ranks are spread
+    over the ranks: the pairs of a layer are given to the ranks in turn, in the order of the experts. Every rank then has the same
+    share of every expert, up to one pair. `Workload.dealt` records this. See docs/recording.md for the kinds of files.
 
     Args:
-        model: The recorded model. Counts need it for top-k, routing if the file does not name it.
-        num_ranks: For counts: number of ranks.
-        tokens_per_rank: For counts: tokens per rank in a micro-step.
-        stage: For counts: ``"recompute"`` or ``"update"``.
-        strict: Whether ``.npz`` and ``.safetensors`` with a -1 or a repeated expert are refused, as by `RoutingTrace.load`. If
-            False, such tokens are unknown, as in all other files.
+        paths: Files of one recording.
+        model: Model that was recorded. Counts need it for top-k, and routing needs it if the file does not name it.
+        num_ranks: Number of source ranks, for counts.
+        tokens_per_rank: Number of tokens per rank in a micro-step, for counts.
+        stage: Stage of the workload, ``"recompute"`` or ``"update"``, for counts.
+        strict: Whether ``.npz`` and ``.safetensors`` files with a -1 or a repeated expert are refused, as by `RoutingTrace.load`.
+            If False, such tokens are unknown, as in all other files.
 
     Raises:
-        InputError: The file has no routing, is damaged, or is of another model.
+        InputError: The file has no routing, is damaged, or belongs to another model.
 
     Example:
         >>> foremoe.workload.open_recordings(["answers.jsonl"], model=foremoe.Model.preset("qwen3-30b-a3b"))  # doctest: +SKIP
@@ -60,7 +62,7 @@ def open_recordings(
         return Workload.load(names[0])
     for name, kind in zip(names, kinds, strict=True):
         if kind in ("plan", "workload"):
-            cure = "give it alone, as it stands alone" if kind == "workload" else "give a trace here"
+            cure = "give it alone, because it cannot be joined with other files" if kind == "workload" else "give a trace here"
             raise InputError(f"{name!r} is a {kind} file; {cure}.")
     found = [
         _one(name, model, kind == "trace" or (strict and holds_trace(name))) for name, kind in zip(names, kinds, strict=True)
@@ -70,13 +72,13 @@ def open_recordings(
         traces = [part for part in found if isinstance(part, RoutingTrace)]
         return traces[0] if len(traces) == 1 else RoutingTrace.concat(traces)
     if len(counts) < len(found):
-        raise InputError("the files are both of counts and of the experts of single tokens; give files of one kind.")
+        raise InputError("some files hold counts and others the experts of single tokens; give files of one kind.")
     with naming(repr(names[0]) if len(names) == 1 else "the counts"):
         return _workload(counts, model, num_ranks, tokens_per_rank, stage)
 
 
 def _one(name: str, model: Model | None, as_saved: bool) -> RoutingTrace | Recorded:
-    """A file's trace, or its counts."""
+    """Returns the trace or the counts of a file."""
     if as_saved:
         return RoutingTrace.load(name, model=model, weights=False)
     recorded = read_recorded(name, model)
@@ -84,7 +86,7 @@ def _one(name: str, model: Model | None, as_saved: bool) -> RoutingTrace | Recor
         return recorded
     layer_L = recorded.layer_L
     if layer_L is not None and model is not None and len(layer_L) == model.num_layers:
-        layer_L = None  # numbered by the model, or by position
+        layer_L = None  # layers are numbered as in the model
     lengths = None if recorded.lengths is None else recorded.lengths.tolist()
     with naming(repr(name)):
         trace, _ = from_routed_experts(
@@ -117,7 +119,7 @@ def _workload(parts: list[Recorded], model: Model | None, num_ranks: int, tokens
     ranked = sorted(range(len(parts)), key=lambda i: parts[i].rank or 0)
     load_SLGE = np.stack([loads[i] for i in ranked], axis=2) if by_rank else np.concatenate(loads)[:, :, None]
     load_SLGE, layer_L = _moe_layers(load_SLGE, numbers[0], model)
-    # Joins steps until they fill a micro-step; those that are left out have no pairs.
+    # Joins steps until they fill a micro-step. Steps without pairs are left out.
     tokens_S = -(-load_SLGE.sum(axis=3).max(axis=1).sum(axis=1) // K)
     load_SLGE, tokens_S = load_SLGE[tokens_S > 0], tokens_S[tokens_S > 0]
     long_S = np.flatnonzero(tokens_S > _LONG * budget)
@@ -137,12 +139,12 @@ def _workload(parts: list[Recorded], model: Model | None, num_ranks: int, tokens
 
 
 def is_of_counts(dealt: Dealt) -> bool:
-    """True if `open_recordings` made the workload from counts."""
+    """Returns True if `open_recordings` made the workload from counts."""
     return dealt.packer.removesuffix(SCALED) in (SPREAD, BY_RANK)
 
 
 def _in_proportion(load_LGE: Array, share: float) -> Array:
-    """int64 [L, G, E]: that share of each layer's and rank's pairs, by largest remainders."""
+    """Returns int64 [L, G, E]: `share` of the pairs of each layer and rank, rounded by largest remainders."""
     exact_LGE = load_LGE * share
     out_LGE: Array = np.floor(exact_LGE).astype(np.int64)
     lack_LG = np.rint(exact_LGE.sum(axis=2)).astype(np.int64) - out_LGE.sum(axis=2)
@@ -151,29 +153,31 @@ def _in_proportion(load_LGE: Array, share: float) -> Array:
 
 
 def _moe_layers(load_SLGE: Array, layer_L: Array, model: Model | None) -> tuple[Array, Array]:
-    """The layers that have pairs, as recorders count dense ones too, and their numbers by the model."""
+    """Returns the layers that have pairs, and their numbers in the model. Recorders also count dense layers, without pairs."""
     kept_L = load_SLGE.any(axis=(0, 2, 3))
     if not kept_L.any():
-        raise InputError("they count no pair; record while the engine serves requests.")
+        raise InputError("the counts contain no pair; record while the engine serves requests.")
     if model is None:
         return load_SLGE[:, kept_L], layer_L[kept_L]
     if len(layer_L) == model.num_layers:
         return load_SLGE, model.moe_layer_L
     strange = sorted(set(layer_L[kept_L].tolist()) - set(model.moe_layer_L.tolist()))
     if strange:
-        raise InputError(f"layer {strange[0]} has pairs, but is no MoE layer of {model.name}; name the model that was recorded.")
+        raise InputError(
+            f"layer {strange[0]} has pairs, but is not an MoE layer of {model.name}; name the model that was recorded."
+        )
     return load_SLGE[:, kept_L], layer_L[kept_L]
 
 
 def _spread(load_MLE: Array, num_ranks: int) -> Array:
-    """int64 [M, L, G, E]: each layer's pairs, in the order of the experts, dealt to the ranks in turn."""
+    """Returns int64 [M, L, G, E]: the pairs of each layer, in the order of the experts, given to the ranks in turn."""
     M, L, E = load_MLE.shape
     cure = "give fewer ranks, or more tokens per rank"
     require_budget(8 * M * L * num_ranks * E, f"counts of {M} micro-steps x {L} layers x {num_ranks} ranks x {E} experts", cure)
     ends_MLE = np.cumsum(load_MLE, axis=2)
     out = np.empty((M, L, num_ranks, E), np.int64)
     for g in range(num_ranks):
-        # Pairs g, g + G, g + 2G and so on are rank g's.
+        # Rank g gets pairs g, g + G, g + 2G and so on.
         dealt_MLE = (ends_MLE + num_ranks - 1 - g) // num_ranks
         out[:, :, g] = np.diff(dealt_MLE, axis=2, prepend=0)
     return out

@@ -1,4 +1,4 @@
-"""Reads routing as rollout engines return it, tolerantly, into a `RoutingTrace`, or counts it without one."""
+"""Reads the routing that rollout engines return, tolerating gaps, into a `RoutingTrace`, or counts it without a trace."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,15 +23,18 @@ from foremoe.workload.workload import Workload
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadSummary:
-    """Statistics of a reader, apart from routing.
+    """Statistics of reading payloads.
 
     Attributes:
-        num_unknown_tokens: Tokens with at least one unknown layer: missing ones, blank ones, and those with a -1.
-        num_missing_tokens: Tokens without a row: before a start offset, the last one of a sequence, a payload that is None.
-        num_blank_tokens: Tokens whose experts are all 0, which is padding and not routing (not recognised at top-1).
-        num_marked: (token, layer) with a -1 or None among their experts.
-        num_repeated_pairs: Pairs that repeat an expert of their token and layer.
-        num_padding_rows: Rows beyond the length of a sequence, which are cut off.
+        num_sequences: Number of sequences.
+        num_tokens: Number of tokens.
+        num_unknown_tokens: Number of tokens with at least one unknown layer: missing tokens, blank tokens, and tokens with a -1.
+        num_missing_tokens: Number of tokens without an entry in a payload: tokens before a start offset, the last token of a
+            sequence, and all tokens if a payload is None.
+        num_blank_tokens: Number of tokens whose experts are all 0, which is padding. Not recognised at top-1.
+        num_marked: Number of (token, layer) combinations with a -1 or None among their experts.
+        num_repeated_pairs: Number of pairs that repeat an expert of their token and layer.
+        num_padding_rows: Number of payload entries beyond the length of a sequence, which are cut off.
     """
 
     num_sequences: int = 0
@@ -49,27 +52,29 @@ def from_routed_experts(
     num_layers: int | None = None, moe_layer_L: npt.ArrayLike | None = None, lengths: int | Sequence[int] | None = None,
     start: int | Sequence[int] | None = None, mask: Any = None, dtype: Any = None, source: str = "",
 ) -> tuple[RoutingTrace, ReadSummary]:  # fmt: skip
-    """Reads the routing that rollout engines return, in any of their encodings; see docs/rollout-routing.md.
+    """Reads the routing that rollout engines return, in any of their encodings (see docs/rollout-routing.md).
 
-    A token is known if all its layers are and none lists an expert twice.
+    A token is known if the routing of all its layers is known and lists no expert twice.
 
     Args:
         payloads: One payload, a list with one per sequence, or [sequences, tokens, layers, top-k]. A payload is a numpy array or
             torch tensor, base64 text, bytes, nested lists, a dict as engines send it, a ``Routed``, or None.
-        model: A `Model` or the name of a preset, which gives experts, top-k and MoE layers; another name is only a label.
-        num_experts: Experts of a layer, if there is no model.
+        model: A `Model` or the name of a preset, which gives experts, top-k and MoE layers. Any other name is only a label.
+        num_experts: Number of experts in a layer. Required if there is no model.
         num_topk: Top-k, if neither the model nor the payloads give it.
-        num_layers: Layers in a payload's row (all layers or the MoE layers), if neither shape nor model gives them.
-        moe_layer_L: The model's numbers of its MoE layers, from 0, to select from rows with all layers. None: as in the model,
-            or every layer of the payload.
-        lengths: Tokens of each sequence. A payload may lack the last one; further rows are padding. None: the number of rows.
-        start: The token of the first row of each payload; 0 by default.
-        mask: bool or 0 and 1 [sequences, tokens], only for payloads with four axes: marks tokens that are not padding, which must
-            be contiguous.
-        dtype: Dtype of raw bytes.
+        num_layers: Number of layers in a payload (all layers or the MoE layers), if neither its shape nor the model gives it.
+        moe_layer_L: The model's numbers of its MoE layers, counted from 0, to select from payloads with all layers. Defaults to
+            those of the model, or to every layer of the payload.
+        lengths: Number of tokens of each sequence. A payload may lack the last token, and further entries are padding. Defaults
+            to the number of entries.
+        start: Token to which the first entry of each payload belongs. Defaults to 0.
+        mask: bool or 0 and 1 [sequences, tokens], only for payloads with four axes. Marks the tokens that are not padding, which
+            must be contiguous.
+        dtype: Data type of raw bytes.
+        source: Origin of the trace, as text.
 
     Raises:
-        InputError: A payload is not routing; the message names the sequence.
+        InputError: A payload is not routing. The message names the sequence.
 
     Example:
         >>> routed_experts = np.array([[[0, 3]], [[1, 3]], [[0, 2]]])  # tokens, layers, top-k of one sequence
@@ -99,7 +104,7 @@ def from_routed_experts(
             known.append(known_T)
             num_missing += read.num_tokens - sum(len(rows_TLK) for _, _, rows_TLK in read.pieces)
             num_padding += read.num_padding
-    reader.require_tokens(num_tokens, source_bytes)  # now that layers and top-k are known of all
+    reader.require_tokens(num_tokens, source_bytes)  # layers and top-k are known by now
     seq_len_Q = np.array([len(known_T) for known_T in known])
     trace = RoutingTrace(
         topk_TLK=_joined([reader.empty(len(k)) if t is None else t for t, k in zip(topk, known, strict=True)]),
@@ -115,22 +120,24 @@ def count_workload(
 ) -> tuple[Workload, ReadSummary]:  # fmt: skip
     """Counts the routing that rollout engines return, one payload after the other, without building a trace.
 
-    A (token, layer) with an unknown expert counts in `unknown_ML` and in no load; an expert listed twice is one pair. If only
+    A (token, layer) with an unknown expert is counted in `unknown_ML` and in no load. An expert listed twice is one pair. If only
     whole tokens are unknown and none lists an expert twice, the counts equal those of ``Workload.from_trace`` on the trace of
     `from_routed_experts`.
 
     Args:
-        payloads: As in `from_routed_experts`.
-        micro_step_Q: Micro-step of each whole sequence; -1 leaves it out, undecoded.
+        payloads: Payloads of the sequences, as in `from_routed_experts`.
+        num_ranks: Number of source ranks.
+        micro_step_Q: Micro-step of each whole sequence. With -1, a sequence is left out and not decoded.
         rank_Q: Source rank of each whole sequence.
-        range_X5: Instead, if sequences are split over ranks, whole numbers [X, 5]: sequence, first token, end, micro-step, source
-            rank. Ranges of a sequence must not overlap; tokens outside them are not counted.
-        num_micro_steps: M; None: the largest micro-step plus one.
-        stage: ``"recompute"`` or ``"update"``.
-        options: `model`, num_experts, num_topk, num_layers, moe_layer_L, lengths, start, mask, dtype of `from_routed_experts`.
+        range_X5: Replaces the two above if sequences are split over ranks. Integers [X, 5]: sequence, first token, end token,
+            micro-step, source rank. Ranges of a sequence must not overlap. Tokens outside all ranges are not counted.
+        num_micro_steps: Number of micro-steps. Defaults to the largest micro-step plus one.
+        stage: Stage of the workload, ``"recompute"`` or ``"update"``.
+        options: Arguments of `from_routed_experts`: `model`, num_experts, num_topk, num_layers, moe_layer_L, lengths, start,
+            mask, dtype.
 
     Raises:
-        InputError: As `from_routed_experts`, or a micro-step or rank does not exist.
+        InputError: As for `from_routed_experts`, or a micro-step or rank does not exist.
 
     Example:
         >>> routed_experts = np.array([[[0, 3]], [[1, 3]], [[0, 2]]])  # tokens, layers, top-k of one sequence
@@ -181,7 +188,7 @@ def count_workload(
 
 
 def _no_counts(reader: Reader, M: int, G: int, source_bytes: int) -> tuple[Array, Array]:
-    """load_MLGE and unknown_ML of zeros."""
+    """Returns load_MLGE and unknown_ML filled with zeros."""
     shape = M, len(reader.moe_layer_L), G, reader.num_experts
     require_counts(shape, source_bytes)
     return np.zeros(shape, np.int32), np.zeros(shape[:2], np.int64)
@@ -203,9 +210,9 @@ def _report(num_sequences: int, num_tokens: int, num_missing: int, num_padding: 
 def _places(
     Q: int, G: int, micro_step_Q: Any, rank_Q: Any, range_X5: Any, num_micro_steps: int | None
 ) -> tuple[list[Array], int]:
-    """int64 [X, 4] of each sequence (first token, end, micro-step, rank; end -1: all of it), and M."""
+    """Returns int64 [X, 4] of each sequence (first token, end, micro-step, rank), and M. An end of -1 is the sequence's end."""
     if (range_X5 is None) != (micro_step_Q is not None and rank_Q is not None):
-        raise InputError("say where sequences go: by micro_step_Q and rank_Q, or else by range_X5.")
+        raise InputError("the places of sequences are not clear; give either micro_step_Q and rank_Q, or range_X5.")
     if range_X5 is None:
         micro_step = frozen_array(micro_step_Q, np.int32, "micro_step_Q", (Q,))
         rank = frozen_array(rank_Q, np.int32, "rank_Q", (Q,))

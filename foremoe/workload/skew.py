@@ -1,4 +1,4 @@
-"""Statistics of how hard expert load is to balance, to compare generated with recorded routing."""
+"""Statistics of expert load that show how hard it is to balance, for comparing generated with recorded routing."""
 
 import itertools
 from collections.abc import Iterator
@@ -11,32 +11,32 @@ from foremoe.workload.workload import Workload
 
 # Letters: M micro-steps, L MoE layers, G ranks, E experts.
 
-# Counts that are turned to float64 at once.
+# Number of counts that are converted to float64 at once.
 _BLOCK = 2**20
 
 
 def skew(load_XG: Array) -> Array:
-    """Largest over mean load along the last axis; 1.0 is perfect, and is also used without load."""
+    """Returns the largest over the mean load along the last axis. 1.0 is perfect, and is also returned if there is no load."""
     mean_X = load_XG.mean(axis=-1)
     return np.where(mean_X > 0, load_XG.max(axis=-1) / np.where(mean_X > 0, mean_X, 1.0), 1.0)
 
 
 def mean_skew(load_XG: Array) -> float:
-    """Mean of `skew` over the rows that have any load; 1.0 if none has."""
+    """Returns the mean of `skew` over the rows that have any load, or 1.0 if no row has."""
     skew_X = skew(load_XG)[load_XG.any(axis=-1)]
     return float(skew_X.mean()) if skew_X.size else 1.0
 
 
 def skew_statistics(workload: Workload) -> dict[str, float]:
-    """Returns skew, drift and spread of a workload, each as a mean over layers and micro-steps.
+    """Returns the skew, drift and spread of a workload, each as a mean over layers and micro-steps.
 
     Returns:
-        A figure for each of these names; skews are of rows that have any load.
+        Dict of figures. Skews are taken over rows that have any load.
 
-        * ``skew_mean`` and ``skew_p99``: Largest over mean rank load with experts e*E/G to (e+1)*E/G at home on rank e; 1 is
+        * ``skew_mean`` and ``skew_p99``: Largest over mean rank load, with experts e*E/G to (e+1)*E/G at home on rank e. 1 is
           perfect.
-        * ``step_correlation``: Pearson correlation, over the experts of a layer, between one micro-step's loads and the next;
-          NaN with a single micro-step. With 1 the previous micro-step predicts the next.
+        * ``step_correlation``: Pearson correlation, over the experts of a layer, between the loads of one micro-step and the
+          next. It is NaN with a single micro-step. With 1, the previous micro-step predicts the next.
         * ``log_spread``: Standard deviation, over the experts of a layer, of log(load of all micro-steps + 1/2).
         * ``source_distance``: Half the L1 distance between the expert shares of one source rank and of its micro-step, in [0, 1].
           It shrinks as ranks hold more tokens.
@@ -52,7 +52,7 @@ def skew_statistics(workload: Workload) -> dict[str, float]:
     if G > E or E % G:
         raise InputError(f"{E} experts do not divide over {G} ranks; deal to a number of ranks that divides {E}.")
     skew_ML, spread_L, distance_MLG = np.empty((M, L)), np.empty(L), np.empty((M, L, G))
-    correlation_ML = np.full((M, L), np.nan)  # of a micro-step with the one before
+    correlation_ML = np.full((M, L), np.nan)  # correlation of a micro-step with the one before
     for m, l in _blocks(M, L, G * E):  # noqa: E741
         load_MLE, load_MLGE = workload.load_MLE[m, l].astype(np.float64), workload.load_MLGE[m, l]
         skew_ML[m, l] = skew(load_MLE.reshape(*load_MLE.shape[:2], G, E // G).sum(axis=3))
@@ -71,7 +71,7 @@ def skew_statistics(workload: Workload) -> dict[str, float]:
 
 
 def _blocks(num_micro_steps: int, num_layers: int, row: int) -> Iterator[tuple[slice, slice]]:
-    """Ranges of micro-steps and layers of a few rows: what is worked out of all rows at once takes many times the counts."""
+    """Yields ranges of micro-steps and layers with few rows each. Working on all rows at once takes many times more memory."""
     rows = max(_BLOCK // row, 1)
     layers = min(rows, num_layers)
     micro_steps = max(rows // layers, 1)
@@ -80,13 +80,13 @@ def _blocks(num_micro_steps: int, num_layers: int, row: int) -> Iterator[tuple[s
 
 
 def _mean_of_numbers(array: Array) -> float:
-    """The mean without NaN, which stands where nothing is defined; NaN where nothing else stands."""
+    """Returns the mean without NaN, which marks undefined entries. It is NaN if all entries are undefined."""
     numbers = array[~np.isnan(array)]
     return float(numbers.mean()) if numbers.size else float("nan")
 
 
 def _step_correlation(load_MLE: Array) -> Array:
-    """[M - 1, L]: correlation of each micro-step's load with the one before; NaN where one of them is even."""
+    """Returns [M - 1, L], the correlation of each micro-step's load with the one before. It is NaN if one of them is even."""
     centred_MLE = load_MLE - load_MLE.mean(axis=2, keepdims=True)
     norm_ML = np.sqrt((centred_MLE**2).sum(axis=2))
     product_ML = (centred_MLE[1:] * centred_MLE[:-1]).sum(axis=2)
@@ -95,7 +95,7 @@ def _step_correlation(load_MLE: Array) -> Array:
 
 
 def _source_distance(load_MLGE: Array) -> Array:
-    """[M, L, G]: half the L1 distance of each source's expert shares from those of all; NaN where it has no pairs."""
+    """Returns [M, L, G], half the L1 distance of each source's expert shares from those of all sources. NaN without pairs."""
     pairs_MLG = load_MLGE.sum(axis=3, dtype=np.int64)
     share_MLE = load_MLGE.sum(axis=2) / np.maximum(pairs_MLG.sum(axis=2), 1)[..., None]
     share_MLGE = load_MLGE / np.maximum(pairs_MLG, 1)[..., None]

@@ -20,7 +20,7 @@ from foremoe.workload.checks import check_balance, check_pairs, checked_load, re
 from foremoe.workload.dealing import Dealt, assigned, count_tokens, deal, require_counts, sum_cells
 from foremoe.workload.packing import AsGiven, PackSolver
 
-STAGES = ("recompute", "update")  # forward only with frozen weights; forward and backward
+STAGES = ("recompute", "update")  # forward only, with frozen weights; or forward and backward
 FORMAT_VERSION = 1
 _PLAIN = ("num_topk", "stage", "model", "trace_id")
 
@@ -29,26 +29,27 @@ _PLAIN = ("num_topk", "stage", "model", "trace_id")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Workload(ArrayValue):
-    """Counts of one EP group, one stage and one weight version: an update mini-batch, or the whole recompute stage.
+    """Counts of one EP group, one stage and one weight version, that is, of an update mini-batch or the whole recompute stage.
 
     Counts are (token, expert) pairs, at most num_topk per token and layer. Missing pairs belong to unknown tokens (see
-    `unknown_ML`), or to none if the number of tokens was derived from counts.
+    `unknown_ML`), or to no token if the number of tokens was derived from counts.
 
     Attributes:
-        load_MLGE: int32, pairs by source rank and logical expert.
-        tokens_MG: int32, tokens on each source rank.
-        attention_MG: float64, sum over a rank's sequences of length squared (tokens^2); if zero, only tokens set attention's
-            price.
-        unknown_ML: int64, tokens whose routing in this layer is not known; no load includes them.
-        stage: ``"recompute"`` or ``"update"``.
+        load_MLGE: Number of pairs by source rank and logical expert, int32.
+        tokens_MG: Number of tokens on each source rank, int32.
+        attention_MG: Sum of squared sequence lengths (tokens^2) over a rank's sequences, float64. If it is zero, attention is
+            priced by the number of tokens only.
+        unknown_ML: Number of tokens whose routing in this layer is not known, int64. No load includes them.
+        num_topk: Number of experts per token.
+        stage: Stage that was counted, ``"recompute"`` or ``"update"``.
         model: Name of the model, or None.
-        moe_layer_L: int32, the model's own layer numbers.
+        moe_layer_L: The model's own layer numbers, int32.
         trace_id: Id of the trace that was counted, or empty.
-        micro_step_Q: int32, micro-step of each sequence of the trace, -1 for sequences outside this workload; None if sequences
-            were not packed whole.
-        rank_Q: int32, source rank of each sequence of the trace, likewise.
-        dealt: How they were packed, or None.
-        load_MLE: int32, load_MLGE summed over source ranks; derived.
+        micro_step_Q: Micro-step of each sequence of the trace, int32, or -1 for sequences outside this workload. None if
+            sequences were not packed whole.
+        rank_Q: Source rank of each sequence of the trace, int32, or -1. None if sequences were not packed whole.
+        dealt: Record of how the sequences were packed, or None.
+        load_MLE: Sum of load_MLGE over source ranks, int32. Derived.
 
     Raises:
         InputError: Shapes do not match, numbers are negative, or a rank has more pairs than its tokens allow.
@@ -95,16 +96,16 @@ class Workload(ArrayValue):
             )
 
     M = Length("load_MLGE")
-    """Micro-steps."""
+    """Number of micro-steps."""
 
     L = Length("load_MLGE")
-    """MoE layers of this workload."""
+    """Number of MoE layers in this workload."""
 
     G = Length("load_MLGE")
-    """Source ranks: the ranks of the EP group."""
+    """Number of source ranks, which are the ranks of the EP group."""
 
     E = Length("load_MLGE")
-    """Logical experts."""
+    """Number of logical experts."""
 
     def __repr__(self) -> str:
         return (
@@ -119,17 +120,20 @@ class Workload(ArrayValue):
         attention_MG: npt.ArrayLike | None = None, unknown_ML: npt.ArrayLike | None = None, stage: str = "update",
         model: str | None = None, moe_layer_L: npt.ArrayLike | None = None, trace_id: str = "",
     ) -> Self:  # fmt: skip
-        """Makes a workload from existing counts.
+        """Creates a workload from existing counts.
 
         Args:
-            load_MLGE: Pairs by micro-step, layer, source rank and expert; whole numbers, not negative.
-            tokens_MG: Tokens per source rank. With them the counts must balance: per micro-step and layer, pairs =
-                num_topk * (tokens - unknown). None: the fewest tokens that can have these counts, ceil(pairs / num_topk) of
-                the layer with most pairs; counts are then not checked, so dropped pairs are allowed.
-            attention_MG: Sum of squared sequence lengths per source rank; None (lengths not known): zeros.
-            unknown_ML: Tokens that no count includes; None: zero.
-            model: Name of the model; a preset's experts and top-k must agree with the counts.
-            moe_layer_L: By default those of the preset `model` if it has L layers, else 0 to L-1.
+            load_MLGE: Number of pairs by micro-step, layer, source rank and expert, as integers >= 0.
+            num_topk: Number of experts per token.
+            tokens_MG: Number of tokens per source rank. Per micro-step and layer, the pairs must be num_topk * (tokens -
+                unknown). If None, it is ceil(pairs / num_topk) of the layer with most pairs, the fewest tokens possible. Pairs
+                may then be missing.
+            attention_MG: Sum of squared sequence lengths per source rank. Defaults to zeros, for unknown lengths.
+            unknown_ML: Number of tokens that no count includes. Defaults to zero.
+            stage: Stage that was counted, ``"recompute"`` or ``"update"``.
+            model: Name of the model. If it is a preset, its experts and top-k must agree with the counts.
+            moe_layer_L: Layer numbers. Default to those of the preset `model` if it has L layers, else to 0 to L-1.
+            trace_id: Id of the trace that was counted.
 
         Raises:
             InputError: As for the class, or counts do not balance.
@@ -162,32 +166,32 @@ class Workload(ArrayValue):
         seed: int = 0, stage: str = "update", sample_group_Q: npt.ArrayLike | None = None, max_micro_steps: int | None = None,
         assign: tuple[npt.ArrayLike, npt.ArrayLike] | None = None, num_threads: int | None = None,
     ) -> Self:  # fmt: skip
-        """Assigns every token of a trace to a micro-step and a source rank, and counts.
+        """Assigns every token of a trace to a micro-step and a source rank, and counts the pairs.
 
         Either `packer` assigns whole sequences within a budget, or `assign` gives the place of every token.
 
         Args:
-            num_ranks: G; may exceed the number of sequences, so that some ranks have no tokens.
-            tokens_per_rank: The budget of a micro-step is num_ranks * tokens_per_rank tokens. A longer sequence is a
-                micro-step of its own, listed in ``dealt.over_budget``; it is never cut or left out.
-            packer: A pack solver; None is ``AsGiven()``.
-            seed: For packers that shuffle.
-            sample_group_Q: Integers, non-decreasing; a micro-step never mixes groups.
-            max_micro_steps: Keeps only the first micro-steps; ``dealt`` records how many were left out.
-            assign: ``(micro_step_T, rank_T)`` for every token, if tensor, sequence or context parallelism spreads a
-                sequence over ranks. Micro-steps are numbered from 0 without gaps. A token then adds the length of its
-                sequence to `attention_MG`, so that a sequence of n tokens adds n^2 in total.
-            num_threads: Default: every core; does not change the result.
+            num_ranks: Number of source ranks. If it exceeds the number of sequences, some ranks have no tokens.
+            tokens_per_rank: Token budget per rank, so that a micro-step has at most num_ranks * tokens_per_rank tokens. A longer
+                sequence is a micro-step of its own, listed in ``dealt.over_budget``, and is never cut or left out.
+            packer: A pack solver. Defaults to ``AsGiven()``.
+            seed: Seed of packers that shuffle.
+            sample_group_Q: Group of each sequence as non-decreasing integers. A micro-step never mixes groups.
+            max_micro_steps: Keeps only the first micro-steps. ``dealt`` records how many were left out.
+            assign: ``(micro_step_T, rank_T)`` of every token, if tensor, sequence or context parallelism spreads a sequence over
+                ranks. Micro-steps are numbered from 0 without gaps. A token then adds the length of its sequence to
+                `attention_MG`, so that a sequence of n tokens adds n^2 in total.
+            num_threads: Number of threads, which does not change the result. Defaults to all cores.
 
         Raises:
-            InputError: Numbers are out of range, options exclude each other, or the packer violates a law.
+            InputError: Numbers are out of range, options exclude each other, or the packer breaks a law.
 
         Example:
             >>> foremoe.Workload.from_trace(trace, num_ranks=4, tokens_per_rank=1024).load_MLE.shape
             (53, 4, 32)
         """
         G = whole(num_ranks, "num_ranks")
-        require_counts((1, trace.L, G, trace.num_experts), trace.num_bytes)  # before a packer works
+        require_counts((1, trace.L, G, trace.num_experts), trace.num_bytes)  # before the packer takes time
         micro_step_Q = rank_Q = dealt = None
         if assign is not None:
             if tokens_per_rank is not None or sample_group_Q is not None or max_micro_steps is not None:
@@ -211,13 +215,13 @@ class Workload(ArrayValue):
         )  # fmt: skip
 
     def __getitem__(self, micro_steps: slice) -> Self:
-        """A range of micro-steps as a workload of its own; sequences outside it get -1.
+        """Returns a range of micro-steps as a separate workload. Sequences outside the range get -1.
 
-        What the first micro-steps leave out is added to ``dealt.dropped_micro_steps``, as if they had been dealt so. Another
-        range cannot be dealt again from its trace alone: its ``dealt`` stays that of the whole.
+        If the range starts at 0, the micro-steps behind it are added to ``dealt.dropped_micro_steps``, as if they had been left
+        out in packing. Any other range cannot be packed again from its trace alone, and keeps ``dealt`` of the whole workload.
 
         Raises:
-            InputError: Not a slice, or none selected.
+            InputError: The index is not a slice, or selects no micro-step.
         """
         if not isinstance(micro_steps, slice):
             raise InputError(f"index a workload by a slice such as work[0:2]; got {micro_steps!r}.")
@@ -226,7 +230,7 @@ class Workload(ArrayValue):
             raise InputError(f"the slice {micro_steps.start}:{micro_steps.stop} selects none of the {self.M} micro-steps.")
         cut, dealt = self.cut_arrays(M=micro_steps), self.dealt
         if self.micro_step_Q is not None and self.rank_Q is not None:
-            renumbered = np.full(self.M + 1, -1, np.int32)  # the last entry is what -1 indexes
+            renumbered = np.full(self.M + 1, -1, np.int32)  # the last entry is for the index -1
             renumbered[kept] = np.arange(kept.size)
             micro_step_Q = renumbered[self.micro_step_Q]
             cut |= {"micro_step_Q": micro_step_Q, "rank_Q": np.where(micro_step_Q < 0, np.int32(-1), self.rank_Q)}
@@ -237,7 +241,7 @@ class Workload(ArrayValue):
         return replace(self, dealt=dealt, **cut)
 
     def layers(self, indices: Sequence[int]) -> Self:
-        """Returns some layers, such as those of a pipeline rank, as a workload; give positions from 0, not the model's numbers.
+        """Returns some layers, such as those of a pipeline rank, as a workload. `indices` are positions, not layer numbers.
 
         Raises:
             InputError: There is no index, or one is out of range or repeated.
@@ -245,10 +249,10 @@ class Workload(ArrayValue):
         return self.cut(L=layer_positions(indices, self.L))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the counts as safetensors; the bytes depend on the workload alone."""
+        """Writes the counts as safetensors. The bytes depend only on the workload."""
         held = {name: getattr(self, name) for name in self.array_fields()}
         tensors: dict[str, Array] = {name: array for name, array in held.items() if array is not None}
-        # Counts of one layer on one rank are small: the narrowest type halves most files.
+        # Most counts of one layer on one rank are small, so the narrowest type halves most files.
         tensors["load_MLGE"] = self.load_MLGE.astype(np.min_scalar_type(int(self.load_MLGE.max())))
         header = {name: getattr(self, name) for name in _PLAIN}
         header["dealt"] = None if self.dealt is None else asdict(self.dealt)
@@ -256,10 +260,10 @@ class Workload(ArrayValue):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Reads a file of `save` and returns an equal workload, byte for byte.
+        """Reads a file written by `save` and returns an equal workload, byte for byte.
 
         Raises:
-            InputError: The file does not exist, is not a workload, has a newer format, or is truncated or changed.
+            InputError: The file does not exist, is not a workload, has a newer format, or was truncated or changed.
         """
         header, tensors = read_tensors(path, "workload", FORMAT_VERSION)
         with naming_fields(path, header):

@@ -132,7 +132,7 @@ def test_the_case_that_passed_before_there_was_a_gate():
     assert not found.cluster.calibrated and found.cluster.standing == "fitted, not calibrated, residual 1035%"
     text = " ".join(map(str, found.faults))
     assert "host_bytes_per_s: at its limit, 1e+15 bytes/s" in text and "1035.0%, above 25%" in text
-    warned = "its residual is above 100%: no command takes new.toml unless it is given --accept-fit"
+    warned = "its residual is above 100%: commands refuse new.toml without --accept-fit"
     assert warned in report(found, measured, "8xh100", "new.toml")
     assert warned not in report(fitted(measured), measured, "8xh100", "new.toml")
 

@@ -118,7 +118,7 @@ def test_one_rank_measures_all_but_links():
     ((measured, _),) = get_pool(1).run(measured_on, case, None)
     assert {p.kind for p in measured.points if not p.backend} == {"experts", "layer", "planned"}
     assert set(by_backend(measured)) == {"pinned_host", "files"}
-    assert "one rank has none" in measured.unavailable["collective"]
+    assert "a single rank has none" in measured.unavailable["collective"]
     assert not any(p.exchanges or p.exchange_bytes for p in measured.points)
 
 
@@ -171,7 +171,7 @@ def test_a_calibrated_file_serves_the_other_commands(tmp_path):
         ([], "'-o'"),
         (["-o", "x.toml"], "give --model, or --hidden"),
         (["-o", "x.toml", "--hidden", "64", "--ffn", "64"], "--experts, --topk are missing"),
-        (["-o", "x.toml", "--model", "mixtral-8x7b", "--hidden", "64"], "already tells the sizes"),
+        (["-o", "x.toml", "--model", "mixtral-8x7b", "--hidden", "64"], "already gives the sizes"),
         (["-o", "x.toml", "--model", "nope"], "there is no model preset"),
         (["-o", "x.toml", *SIZE_OPTIONS, "--ranks", "0"], "not in the range 1<=x<=1024"),
         (["-o", "x.toml", *SIZE_OPTIONS, "--cluster", "nope"], "there is no cluster preset"),

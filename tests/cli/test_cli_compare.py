@@ -114,7 +114,7 @@ def test_micro_steps_cap_a_trace_and_say_what_is_missing(trace: str, dealing: li
     case = parsed(good(["compare", trace, *dealing, "--micro-steps", "1", "--planners", "static", "--json"]).stdout)["case"]
     assert case["micro_steps"] == 1 and case["left_out_micro_steps"] == 2
     result = good(["compare", trace, *dealing, "--micro-steps", "9", "--planners", "static"])
-    assert "warning: --micro-steps 9: there are 3 only." in result.stderr
+    assert "warning: --micro-steps 9: there are only 3." in result.stderr
 
 
 def test_a_sequence_over_budget_is_named(trace: str, model: str) -> None:

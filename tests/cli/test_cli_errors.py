@@ -184,7 +184,7 @@ def test_a_workload_file_is_dealt_already(trace: str, model: str, plan_and_workl
         (["--tokens-per-rank", "5"], "--tokens-per-rank"),
         (["--shuffle"], "--shuffle"),
         (["--stage", "recompute"], "stage update"),
-        ([trace], "stands alone"),
+        ([trace], "cannot be joined"),
     ):
         assert said in bad([*words, *more])
 

@@ -61,7 +61,7 @@ def test_every_command_takes_counts_as_a_recorder_wrote_them(recorded: str, mode
     dealing = ["--model", model, "--ranks", "4", "--tokens-per-rank", "50", "--redundant", "1"]
     plan, work = str(tmp_path / "plan.safetensors"), str(tmp_path / "work.safetensors")
     made = good(["plan", recorded, *dealing, "-o", plan])
-    assert "the counts do not tell source ranks" in made.stderr and "3 micro-steps x 3 layers" in made.stdout
+    assert "the counts do not name source ranks" in made.stderr and "3 micro-steps x 3 layers" in made.stdout
     assert "valid" in good(["check", plan, "--trace", recorded]).stdout
     spread = ["--ranks", "4", "--tokens-per-rank", "50"]
     good(["import", recorded, "--model", model, *spread, "-o", work])
@@ -116,13 +116,13 @@ def test_a_model_that_is_guessed_is_said(tmp_path: Path) -> None:
     ids = np.argsort(np.random.default_rng(0).random((64, 32, EXPERTS)), axis=2)[..., :2]
     path = write_trace(tmp_path / "same.npz", topk_ids=ids, seq_len=np.array([64]))
     dealing = ["--ranks", "4", "--tokens-per-rank", "16", "--layers", "0:1", "--redundant", "0"]
-    said = "does not name its model and is taken for mixtral-8x7b by its shape: give --model if it is not"
+    said = "does not name its model and has the shape of mixtral-8x7b; give --model if it is another one"
     assert said in good(["plan", path, *dealing]).stderr
-    assert "by its shape" not in good(["plan", path, *dealing, "--model", "mixtral-8x7b"]).stderr
+    assert "has the shape of" not in good(["plan", path, *dealing, "--model", "mixtral-8x7b"]).stderr
     named = str(tmp_path / "named.npz")
     RoutingTrace.load(path, model="mixtral-8x7b").save(named)
     dataclasses.replace(Model.preset("mixtral-8x7b"), name="wide", ffn_size=28672).to_toml(tmp_path / "wide.toml")
-    said = "the routing is of mixtral-8x7b, whose experts have 352.3 MB; those of wide have 704.6 MB"
+    said = "the routing was recorded with mixtral-8x7b, whose experts have 352.3 MB each; experts of wide have 704.6 MB"
     assert said in good(["plan", named, *dealing, "--model", str(tmp_path / "wide.toml")]).stderr
     assert "mixtral" not in good(["plan", named, *dealing]).stderr
 

@@ -169,7 +169,7 @@ def test_every_table_has_csv_and_columns(trace: str, dealing: list[str]) -> None
         assert "more column" in good(words).stdout and "more column" not in good([*words, "--wide"]).stdout
         said = bad([*words, "--columns", "skew_maen"])
         assert "did you mean 'skew_mean'" in said and "peak_bytes" in said
-        assert "both want stdout" in bad([*words, "--csv", "--json"])
+        assert "would both write to stdout" in bad([*words, "--csv", "--json"])
 
 
 def test_csv_and_a_json_file_go_together(trace: str, dealing: list[str], tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def test_empty_slots_change_no_rank_load():
 
 def test_a_placement_of_every_micro_step_is_refused_where_they_differ():
     plan = complete_plan()
-    with pytest.raises(foremoe.InputError, match="choose one by micro_step="):
+    with pytest.raises(foremoe.InputError, match="choose one with micro_step="):
         plan.to_eplb()
     with pytest.raises(foremoe.InputError, match="layer=4 does not exist; the plan has 4"):
         plan.to_eplb(4, 0)

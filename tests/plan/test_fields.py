@@ -116,7 +116,7 @@ HOLES: dict[str, tuple[Any, str]] = {
     "redundant is text": (lambda plan: with_header(plan, redundant="1"), "redundant must be a whole number"),
     "redundant is null": (lambda plan: with_header(plan, redundant=None), "redundant must be a whole number"),
     "replicas switches the node law off": (lambda plan: with_header(plan, replicas="nodes"), "replicas must be"),
-    "another stage": (lambda plan: with_header(plan, key=PlanKey(stage="recompute")), "schedule of the other one"),
+    "another stage": (lambda plan: with_header(plan, key=PlanKey(stage="recompute")), "schedule of the other stage"),
     "no such stage": (lambda plan: with_header(plan, key=PlanKey(stage="dream")), "stage must be one of"),
     "a link of code 7": (lambda plan: with_copies(plan, link_C=np.full(len(plan.transfers), 7)), "not a code of Link"),
     "copies out of order": (lambda plan: dataclasses.replace(plan, transfers=swapped(plan.transfers)), r"\[order\]"),

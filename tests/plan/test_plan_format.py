@@ -182,7 +182,7 @@ def test_what_no_plan_has_any_more_is_refused_in_older_files(tmp_path):
     orders = [tensors["order_M"][::-1], tensors["order_M"][:1], tensors["order_M"][:0], tensors["order_M"][0]]
     for of, arrays in ((resident, tensors), *((header, {**tensors, "order_M": order_M}) for order_M in orders)):
         write_tensors(tmp_path / "plan", "plan", 2, of, arrays)
-        with pytest.raises(InputError, match="are not read any more; plan again"):
+        with pytest.raises(InputError, match="are no longer supported; plan again"):
             Plan.load(tmp_path / "plan")
     for damaged in ({"kind": "SharedSlots"}, {}, [], "SharedSlots", 2, None):
         write_tensors(tmp_path / "plan", "plan", 2, {**header, "slots": damaged}, tensors)

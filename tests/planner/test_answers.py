@@ -56,7 +56,7 @@ def on_plan(use: Any) -> Any:
 STATIC = PROBLEM.static()
 WORK = Workload.from_counts(PROBLEM.load_MLGE, num_topk=2)  # type: ignore[arg-type]
 ONE_TOO_LARGE = Placement(expert_NGS=beyond(STATIC.expert_NGS))
-OTHER_SOURCE = "may change link_C and src_C alone; it changed need_C"
+OTHER_SOURCE = "may change only link_C and src_C; it changed need_C"
 
 REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
     "a rank level names an expert too many, without quotas": (
@@ -106,7 +106,7 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
         "permutation",
     ),
     "a path level returns none": (path(lambda p, t: None), PlanError, "must return a TransferList; got NoneType"),
-    "a path level loses copies": (path(lambda p, t: TransferList.none()), PlanError, "may change link_C and src_C alone"),
+    "a path level loses copies": (path(lambda p, t: TransferList.none()), PlanError, "may change only link_C and src_C"),
     "a path level moves a need": (path(lambda p, t: t.replace(need_C=t.need_C + 1)), PlanError, OTHER_SOURCE),
     "a path level takes weights from anywhere": (
         path(lambda p, t: t.replace(src_C=(t.src_C + 1) % p.G, link_C=t.link_C * 0)),

@@ -126,7 +126,7 @@ GOOD: dict[str, Any] = {
         ({"cluster": Cluster.preset("8xh100", num_ranks=3)}, "8 experts do not divide over 3 ranks; choose a number of ranks"),
         ({"cluster": Cluster.preset("8xh100", num_ranks=16)}, "8 experts do not divide over 16 ranks"),
         ({"redundant": -1}, "redundant slots per rank must lie in [0, 8]; got -1"),
-        ({"redundant": "auto"}, "must lie in [0, 8]; got auto; foremoe.choose_slots(problem) finds the number that pays"),
+        ({"redundant": "auto"}, "must lie in [0, 8]; got auto; foremoe.choose_slots(problem) finds the number that pays off"),
         ({"redundant": 9}, "[0, 8]; got 9"),
         ({"redundant": 1.5}, "[0, 8]; got 1.5"),
         ({"stage": "rollout"}, "stage must be one of recompute, update; got 'rollout'"),

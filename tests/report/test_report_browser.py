@@ -263,7 +263,7 @@ def test_many_ranks_get_a_matrix_of_nodes_and_even_rows_a_reason(browser, tmp_pa
     shown = [int(title.partition(": ")[2].partition(" cop")[0]) for title in titles]
     assert sum(shown) == plan.num_replicas > 0
     browser.js("choose(1)")
-    assert "ranks are even" in browser.js("document.getElementById('replicas').textContent")
+    assert "ranks are evenly loaded" in browser.js("document.getElementById('replicas').textContent")
     assert browser.complaints() == []
 
 
@@ -277,7 +277,7 @@ def test_a_measured_timeline_and_hostile_names(browser, tmp_path):
     assert browser.js("document.getElementById('title').textContent").startswith("</script><script>alert(1)")
     assert browser.js("document.querySelectorAll('body script').length") == browser.js("document.scripts.length")
     lane = "timeline.lanes.find((lane) => lane.part === 'waits')"
-    assert "stood still 2.00 ms" in browser.js(f"timeline.source.describe({lane}, 0.003)")
+    assert "exposed 2.00 ms" in browser.js(f"timeline.source.describe({lane}, 0.003)")
     ElementTree.fromstring(browser.js("exported('timeline', 'svg').then((blob) => blob.text())"))
     assert browser.complaints() == [] and len(browser.requests()) == 1
 

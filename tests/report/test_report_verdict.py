@@ -49,7 +49,7 @@ def test_the_verdict_has_the_figures_of_the_table(case, tmp_path):
     with_share = verdict_of(tmp_path, case, runs=said)
     assert with_share["gain"].endswith(f"; whole training step {said.gains()['step_speedup']:.2f}x.")
     assert "counts 25% outside its stages" in " ".join(with_share["details"])
-    assert f"{gains['share_of_balanced']:.0%} of" in words and "exposed, simulated" in words
+    assert f"{gains['share_of_balanced']:.0%} of" in words and "(simulated); the rest overlaps with compute" in words
     assert told["details"][0].startswith("Memory does not fit: ")
     assert "uncalibrated" in told["sure"] and not told["gains"]
     for parts, total in zip(case.runs.parts().values(), ("static_s", "planned_s", "balanced_s"), strict=True):

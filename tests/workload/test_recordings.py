@@ -158,7 +158,7 @@ def test_parquet(tmp_path):
     with pytest.raises(InputError, match="it has the columns text, none of which is routing; give answers"):
         open_recordings(write([{"text": ".."}]), model=TINY)
     (tmp_path / "some.parquet").write_bytes(b"PAR1" + bytes(40) + b"PAR1")
-    with pytest.raises(InputError, match=r"'.*parquet': it is no parquet file, truncated or damaged"):
+    with pytest.raises(InputError, match=r"'.*parquet': it is not a parquet file, or is truncated or damaged"):
         open_recordings([tmp_path / "some.parquet"], model=TINY)
 
 
@@ -287,7 +287,7 @@ def refusals(folder):
     yield "some.txt", b"..", "'some.txt' is of no known kind; routing is read from .json, .jsonl"
     yield "some.jsonl", b'{"a": 1}\n{"a": \n', "line 2 is not JSON"
     yield "some.json", b"[" * 100_000, "nested too deep"
-    yield "some.jsonl", b'{"text": "a"}\n{"text": "b"}\n', "its first row has text, which is no routing; give answers"
+    yield "some.jsonl", b'{"text": "a"}\n{"text": "b"}\n', "its first row has text, which is not routing; give answers"
     yield "some.json", b"[]", "counts"
     yield "some.json", b"17", "counts"
     yield "some.json", json.dumps({"logical_count": (good - 50).tolist()}).encode(), "whole numbers of at least 0"
@@ -297,10 +297,10 @@ def refusals(folder):
     yield (
         "some.json",
         json.dumps({"logical_count": with_dense(good)[:, ::-1].tolist()}).encode(),
-        "layer 0 has pairs, but is no MoE",
+        "layer 0 has pairs, but is not an MoE",
     )
     for none in (0 * with_dense(good), 0 * good):
-        yield "some.json", json.dumps({"logical_count": none.tolist()}).encode(), "they count no pair"
+        yield "some.json", json.dumps({"logical_count": none.tolist()}).encode(), "the counts contain no pair"
     by_rank = {"logical_count": good.tolist(), "logical_count_layout": "rank_layer_expert"}
     yield "some.json", json.dumps(by_rank).encode(), "laid out as 'rank_layer_expert', not by step"
     yield "some.json", json.dumps({"records": [], "last_physical_to_logical_map": []}).encode(), "recorder-mode stat"
@@ -336,7 +336,7 @@ def test_what_is_no_recording_is_refused_with_the_cure(tmp_path, capsys):
 
 def test_files_of_two_kinds_are_refused(tmp_path):
     rows = lines(tmp_path / "routing.jsonl", rows_of(ids(6), 0))
-    with pytest.raises(InputError, match="both of counts and of the experts of single tokens"):
+    with pytest.raises(InputError, match="some files hold counts and others the experts of single tokens"):
         open_recordings([*rows, *as_json(tmp_path, counts(2))], model=TINY)
     other = counts(2)[:, :2]
     (tmp_path / "other.json").write_text(json.dumps({"logical_count": other.tolist()}))

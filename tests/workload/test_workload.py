@@ -268,7 +268,7 @@ def test_from_counts():
         ([[[[2, 2]]]], {"attention_MG": [[-1.0]]}, "negative"),
         ([[[[2, 2]]]], {"stage": "rollout"}, "stage must be"),
         ([[[[2, 2]]]], {"model": "mixtral-8x7b"}, "top-2 of 8 experts but the data is top-2 of 2"),
-        ([[[[2, 2]]]], {"model": 3}, "model must be the name"),
+        ([[[[2, 2]]]], {"model": 3}, "model must be a Model or the name"),
         ([[[[2, 2]]]], {"trace_id": None}, "trace_id must be text"),
         ([[[[2, 2]]]], {"moe_layer_L": [1, 2]}, "shape"),
     ],

@@ -1,1 +1,1 @@
-"""Compiled functions of the price and the bounds."""
+"""Compiled functions for prices and bounds."""

@@ -1,4 +1,4 @@
-"""Pairs by the node of their tokens."""
+"""Counts pairs by the node of their tokens."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from foremoe.base.compiled import kernel
 
 @kernel
 def add_rows(amount_QC, row_Q, out_RC):
-    """Adds the amounts of every part to its row of `out_RC`."""
+    """Adds the amounts of every part to the sum in `out_RC` at the index of that part."""
     for q in range(row_Q.size):
         to_C, amount_C = out_RC[row_Q[q]], amount_QC[q]
         for c in range(to_C.size):
@@ -18,6 +18,6 @@ def add_rows(amount_QC, row_Q, out_RC):
 
 @kernel
 def demand_rows(low, high, load_NGE, node_G, demand_NVE):
-    """Adds, for rows [low, high), the pairs that a node's tokens send to each expert."""
+    """Adds the pairs that the tokens of each node send to each expert, for rows [low, high)."""
     for n in range(low, high):
         add_rows(load_NGE[n], node_G, demand_NVE[n])

@@ -1,9 +1,9 @@
 """Decides exactly whether a few ranks with one redundant slot each can reach a maximum load, over all sets of ranks.
 
-Every rank has one slot, so replicas lead from home to slot in trees, or in cycles, which break up if less load moves all the way
-round. A rank below the maximum need not give load: its own giver can give in its place, from the expert that it gives already. So
-only ranks above the maximum give. They are limited by how a giver's experts are divided: a set of ranks takes one expert up to
-its load and up to what the set lacks.
+Every rank has one slot, so replicas lead from homes to slots in trees or in cycles. A cycle breaks up if less load moves along
+all of it. A rank below the maximum need not give load, because the rank that gives to it can give in its place, from the same
+expert. So only ranks above the maximum give. The limit is how a giver's experts are divided: a set of ranks takes one expert up
+to the load of the expert, and up to the load that the set lacks.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ import numpy as np
 from foremoe.base.arrays import Array
 from foremoe.base.compiled import kernel
 
-# Letters: N rows, G ranks, B base slots, C ranks that give, J their largest experts, from none up, Q sets of ranks, as bits.
+# Letters: N rows, G ranks, B base slots, C ranks that give, J their largest experts, counted from none, Q sets of ranks, as bits.
 
-# More ranks than an NVLink node has would take three times as long each.
+# Largest number of ranks, as in an NVLink node. Each further rank would take three times as long.
 MOST_RANKS = 8
-# The quick bound is hardly ever looser; beyond, the placement is to blame.
+# The quick bound is seldom looser than this. If the gap is larger, the placement is usually not optimal.
 WITHIN = 1.06
-# The bound is settled to so much.
+# The bound is settled to within this factor.
 NEAR = 1.005
 
 
 class _Sets(NamedTuple):
-    """What sets of ranks take at most from outside, -1 where they stay above the maximum whatever they take or give."""
+    """Most load that each set of ranks can take from outside, or -1 if some rank in it stays above the maximum in any case."""
 
-    taken_Q: Array  # int64, of one expert without end
+    taken_Q: Array  # int64, if one expert has unlimited load
     taken_CJQ: Array  # int64, of the j largest experts of one giver
 
 
 @kernel
 def _below_givers(target, members, load_G, giver_G, sets):
-    """What the set takes from outside: as one tree under any of its givers, or as two sets."""
+    """Returns the load that the set takes from outside, as one tree under any of its givers, or as two sets."""
     G, best = load_G.size, np.int64(-1)
     last = sets.taken_CJQ.shape[1] - 1
     for g in range(G):
@@ -55,7 +55,7 @@ def _below_givers(target, members, load_G, giver_G, sets):
 
 @kernel
 def _share_out(members, load_J, taken_JQ, taken_Q):
-    """Fills what the set takes of the j largest experts: of the last of them some of its ranks, of those before the others."""
+    """Fills in the load that the set takes of the j largest experts. Some of its ranks take the last one, the others the rest."""
     taken_JQ[0, members] = min(taken_Q[members], 0)
     for j in range(1, taken_JQ.shape[0]):
         best, part = taken_JQ[j - 1, members], members
@@ -69,7 +69,7 @@ def _share_out(members, load_J, taken_JQ, taken_Q):
 
 @kernel
 def reachable(target, load_GB):
-    """True if some replicas bring all ranks to at most `target`; `load_GB`, int64, descends on every rank."""
+    """Returns True if some replicas bring all ranks to at most `target`. `load_GB` (int64) descends on every rank."""
     G, B = load_GB.shape
     load_G, giver_G, num = np.empty(G, np.int64), np.full(G, -1), 0
     givers = 0
@@ -94,7 +94,7 @@ def reachable(target, load_GB):
 
 @kernel
 def settle_rows(low, high, load_NE, homes, reached_N, bound_N):
-    """Raises ``bound_N[low:high]`` near `reached_N`: to `reached_N` if that is optimal, else to within `NEAR` of the optimum."""
+    """Raises bounds near `reached_N` in rows [low, high): to it if it is optimal, else to within `NEAR` of the optimum."""
     G, B = homes.base_NGB.shape[1:]
     domain_G = homes.node_G if homes.node_only else np.zeros_like(homes.node_G)
     domains = [domain_G == domain for domain in range(domain_G.max() + 1)]

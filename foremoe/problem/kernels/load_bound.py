@@ -1,4 +1,4 @@
-"""Lower bound of the largest rank load, from the load that the busiest ranks can give away."""
+"""Lower bound of the largest rank load, computed from the load that the busiest ranks can give away."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from foremoe.base.compiled import kernel
 
 
 class Homes(NamedTuple):
-    """Where experts are at home and where replicas may be: inside their home's node with `node_only`, `redundant` on a rank."""
+    """Homes of experts and limits for replicas. With `node_only`, replicas stay in the node of their home."""
 
     base_NGB: Array
     node_G: Array
@@ -23,7 +23,7 @@ class Homes(NamedTuple):
 
 @kernel
 def _insert(value, hot, count):
-    """Puts `value` into the first `count` entries of `hot`, which descend."""
+    """Inserts `value` into the first `count` entries of `hot`, which are in descending order."""
     i = count
     while i > 0 and hot[i - 1] < value:
         hot[i] = hot[i - 1]
@@ -33,10 +33,10 @@ def _insert(value, hot, count):
 
 @kernel
 def _many_slots(target, redundant, rank_I, load_G, load_GB):
-    """`least_load` with several redundant slots per rank.
+    """Computes `least_load` with several redundant slots per rank.
 
-    The k most loaded ranks can only give into the slots of the others: those take at most as many of the largest experts at
-    home on the k ranks. What is left has a mean, and the maximum is no smaller.
+    The k most loaded ranks can only give load to the slots of the other ranks. These slots take at most as many of the largest
+    experts at home on the k ranks. The maximum is at least the mean of the load that is left.
     """
     num, B = rank_I.size, load_GB.shape[1]
     hot = np.empty(num * B, np.int64)
@@ -55,14 +55,14 @@ def _many_slots(target, redundant, rank_I, load_G, load_GB):
 
 @kernel
 def _one_slot(target, rank_I, load_G, load_GB):
-    """`least_load` with one redundant slot per rank.
+    """Computes `least_load` with one redundant slot per rank.
 
-    Let T be a maximum that can be reached, and H some of the ranks above T. Join the other ranks that hold replicas of each
-    other's experts to groups: a group of c ranks spends c - 1 of its slots inside, so it takes at most one expert of H, and in
-    net no more than its ranks lie below T together. Hence for every set A of j ranks below T: into groups with a rank of A go
-    at most the j largest experts of H, and into the rest at most what ranks below T outside A lack to T. The least of that is
-    found with the j least loaded ranks as A. If it is less than what H has above T, T cannot be reached, nor can any T up to
-    the load of the least loaded rank above T outside H: above that, this rank takes some, too.
+    Let T be a maximum that can be reached, and H some of the ranks above T. Group the other ranks so that ranks with replicas of
+    each other's experts are together. A group of c ranks uses c - 1 of its slots inside, so it takes at most one expert of H. It
+    takes at most as much load as its ranks lie below T together. Let A be any set of j ranks below T. The groups with a rank of
+    A take at most the j largest experts of H. The other groups take at most the load that ranks below T outside A lack to T. The
+    sum is least if A is the set of the j least loaded ranks. If it is less than the load of H above T, T cannot be reached. Nor
+    can any T up to the load of the least loaded rank above T outside H, because only a higher T lets that rank take load.
     """
     num, B = rank_I.size, load_GB.shape[1]
     hot = np.empty(num * B, np.int64)
@@ -87,7 +87,7 @@ def _one_slot(target, rank_I, load_G, load_GB):
                 if j <= count:
                     held -= hot[j - 1]
                 members -= 1
-                if held > reached * members:  # a division each time would take most of the planning of a large row
+                if held > reached * members:  # otherwise, divisions would take most of the planning time of a large row
                     reached = -(-held // members)
             if k < above:
                 reached = min(reached, load_G[rank_I[above - 1]] + 1)
@@ -99,9 +99,9 @@ def _one_slot(target, rank_I, load_G, load_GB):
 
 @kernel
 def least_load(target, member_G, redundant, load_GB):
-    """Lower bound of the largest load among the ranks of `member_G`, with the homes kept and replicas only among these ranks.
+    """Returns a lower bound of the largest load in `member_G`, with homes kept and replicas only among these ranks.
 
-    Returns at least `target`. `load_GB`, int64, is the load of the experts at home.
+    The bound is at least `target`. `load_GB` (int64) is the load of the experts at home.
     """
     G = load_GB.shape[0]
     load_G = np.empty(G, np.int64)
@@ -133,14 +133,14 @@ def least_load(target, member_G, redundant, load_GB):
 
 @kernel
 def bound_row(target, member_G, num_base, quota_GS):
-    """`least_load` of a row with all load at home."""
+    """Returns `least_load` of a row with all load at home."""
     load_GB = quota_GS[:, :num_base].astype(np.int64)
     return least_load(np.int64(target), member_G, quota_GS.shape[1] - num_base, load_GB)
 
 
 @kernel
 def load_bound_rows(low, high, load_NE, homes, bound_N):
-    """Fills ``bound_N[low:high]`` with `least_load`: of all ranks, or the largest of any node if replicas stay inside nodes."""
+    """Fills ``bound_N[low:high]`` with `least_load` of all ranks, or of the worst node if replicas stay inside nodes."""
     base_NGB, node_G, node_only, redundant = homes
     G, B = base_NGB.shape[1:]
     num_domains = node_G.max() + 1 if node_only else 1

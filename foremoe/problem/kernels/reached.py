@@ -1,18 +1,18 @@
-"""Estimates from counts how many tokens have an expert in a place (a rank or a node)."""
+"""Estimates from counts how many tokens have an expert in a place, which is a rank or a node."""
 
 from foremoe.base.compiled import inner_kernel
 
 
 @inner_kernel
 def reached(tokens, pairs, num_topk, num_experts):
-    """Tokens that have at least one of their `num_topk` experts in a place that serves `pairs` of their pairs.
+    """Returns the number of tokens with at least one of `num_topk` experts in a place that serves `pairs` of their pairs.
 
     The estimate assumes that all tokens draw distinct experts from the same distribution.
     """
     if pairs <= 0.0:
         return 0.0
     held, without, all_drawn = pairs / (tokens * num_topk) * num_experts, 1.0, 1.0
-    for drawn in range(num_topk):  # one division, at the end: this is most of the price of a change under node dispatch
+    for drawn in range(num_topk):  # divides only once, because this loop is most of the price of a change under node dispatch
         without *= max(0.0, num_experts - drawn - held)
         all_drawn *= num_experts - drawn
     return tokens * (1.0 - without / all_drawn)
@@ -20,7 +20,7 @@ def reached(tokens, pairs, num_topk, num_experts):
 
 @inner_kernel
 def alone(share, num_topk, num_experts):
-    """Probability that a token with an expert in a place with this share of all experts has no other one there."""
+    """Returns the probability that a token with an expert in a place with this share of all experts has no other one there."""
     none = 1.0
     for drawn in range(1, num_topk):
         none *= max(0.0, 1.0 - (share * num_experts - 1.0) / (num_experts - drawn))

@@ -1,9 +1,9 @@
-"""Seconds of a row from its traffic, by one formula for plans, simulation and search.
+"""Seconds of a row from its traffic. Plans, simulation and search use this formula.
 
-A row dispatches its tokens, computes and combines: each takes as long as the busiest rank, link or NIC. Copies run in parallel,
-on links that exchanges leave free. A row does not know its neighbours' copies; they count as if neighbours had as many as this
-row, on equally likely ranks. Copies may start two rows ahead, so a link with `b` seconds of this row's copies and `a` of its
-neighbour's makes each of both rows wait for (a + b) / 2 less the time of a row.
+A row dispatches its tokens, computes and combines. Each of these takes as long as the busiest rank, link or NIC. Copies overlap
+on links that exchanges leave free. A row does not know the copies of its neighbours, so they count as if neighbours had as many
+copies as this row, on equally likely ranks. Copies may start two rows ahead. If a link has `b` seconds of this row's copies and
+`a` seconds of its neighbour's, both rows wait for (a + b) / 2 less the time of a row.
 """
 
 from typing import NamedTuple
@@ -36,49 +36,49 @@ from foremoe.problem.kernels.traffic import (
 
 
 class Prices(NamedTuple):
-    """Seconds of each unit of work in a row; plain numbers, which compiled functions can read."""
+    """Seconds of each unit of work in a row, as plain numbers that compiled functions can read."""
 
-    gemm_s: float  # of a padded pair, one forward
-    pair_s: float  # of a pair besides its GEMMs
-    slot_s: float  # of a busy slot, one forward
-    forwards: float  # of the experts: 1, and 1 more where a backward runs its forward again
-    backward_ratio: float  # backward over forward of pairs; 0 without backward
-    slot_backward_s: float  # of a busy slot, in backward
-    latency_s: float  # of an exchange
-    peer_s: float  # of a pair, or a message, over a rank's peer link
-    rdma_s: float  # of the same over a NIC
-    exchange_passes: float  # pairs of exchanges: dispatch and combine
+    gemm_s: float  # GEMMs of a padded pair in one forward pass
+    pair_s: float  # a pair besides its GEMMs
+    slot_s: float  # a busy slot in one forward pass
+    forwards: float  # number of forward passes of the experts: 1, or 2 if backward runs the forward pass again
+    backward_ratio: float  # backward over forward time of pairs; 0 without backward
+    slot_backward_s: float  # a busy slot in backward
+    latency_s: float  # latency of an exchange
+    peer_s: float  # a pair, or a message, over a rank's peer link
+    rdma_s: float  # a pair, or a message, over a NIC
+    exchange_passes: float  # number of passes that dispatch and combine
     copy_peer_s: float
     copy_rdma_s: float
     gradient_peer_s: float
     gradient_rdma_s: float
-    trains: float  # 1 where weights are copied again for backward and gradients of replicas go home, else 0
-    contention: float  # compute lost per second of a copy
-    overlap: float  # share of the time of a row that copies hide under
-    rows_ahead: int  # rows before the one that needs them in which copies may run: 0, 1 or more
+    trains: float  # 1 if weights are copied again for backward and replica gradients are returned, else 0
+    contention: float  # compute time lost per second of a copy
+    overlap: float  # share of the time of a row that copies can overlap with
+    rows_ahead: int  # number of rows (0, 1 or more) before the one that needs them in which copies may run
 
 
 class Windows(NamedTuple):
-    """Seconds before the experts of a row, on its slowest rank."""
+    """Time in seconds before the experts of a row, on its slowest rank."""
 
     all_s: float  # in all passes
     forward_s: float
-    backward_s: float  # with the re-forward
+    backward_s: float  # includes running forward again
 
 
 class Seconds(NamedTuple):
-    """Parts of a row's time."""
+    """Parts of the time of a row, in seconds."""
 
     compute_s: float  # all passes
     exchange_s: float  # all passes
-    forward_s: float  # copies that do not hide in forward
-    backward_s: float  # copies and gradients that do not hide in backward
-    slowed_s: float  # compute lost while copies run
+    forward_s: float  # exposed copies in forward
+    backward_s: float  # exposed copies and gradients in backward
+    slowed_s: float  # compute time lost while copies run
 
 
 @inner_kernel
 def exchange_s(prices, t):
-    """Seconds of one exchange, and seconds that peer links and NICs are busy in it."""
+    """Returns the seconds of one exchange, and the seconds that peer links and NICs are busy in it."""
     peer = rdma = 0.0
     for g in range(t.quota_EG.shape[1]):
         peer = max(peer, max(t.sum_XG[PEER_OUT, g], t.sum_XG[PEER_IN, g]))
@@ -90,14 +90,14 @@ def exchange_s(prices, t):
 
 @inner_kernel
 def rank_s(g, prices, t):
-    """Seconds of a rank's experts, in one forward and in backward."""
+    """Returns the seconds of a rank's experts in one forward and in backward."""
     pairs_s, busy = prices.gemm_s * t.sum_XG[PADDED, g] + prices.pair_s * t.sum_XG[PAIRS, g], t.sum_XG[BUSY, g]
     return pairs_s + prices.slot_s * busy, prices.backward_ratio * pairs_s + prices.slot_backward_s * busy
 
 
 @inner_kernel
 def compute_s(prices, t):
-    """`rank_s` of the slowest rank, in forward and in backward."""
+    """Returns the `rank_s` of the slowest rank in forward and in backward."""
     forward_s = backward_s = 0.0
     for g in range(t.quota_EG.shape[1]):
         once_s, back_s = rank_s(g, prices, t)
@@ -106,7 +106,7 @@ def compute_s(prices, t):
 
 
 class _Link(NamedTuple):
-    """Copies over one link class: rows of the sums, how many places those have, and seconds of one."""
+    """Copies over one kind of link: indices and length of its sums, and the seconds of one copy."""
 
     out: int
     into: int
@@ -117,7 +117,7 @@ class _Link(NamedTuple):
 
 @inner_kernel
 def _late_s(link, out_s, into_s, hide_s, prices, t):
-    """What does not hide where a copy takes `out_s` of the link that it leaves by and `into_s` of the one that it reaches."""
+    """Returns the exposed seconds if a copy takes `out_s` of the link at its source and `into_s` of that at its destination."""
     top = late = 0.0
     for y in range(link.num):
         top = max(top, out_s * t.sum_XG[link.out, y] + into_s * t.sum_XG[link.into, y])
@@ -130,7 +130,7 @@ def _late_s(link, out_s, into_s, hide_s, prices, t):
 
 @inner_kernel
 def _copies_s(link, hide_forward_s, hide_backward_s, prices, t):
-    """What of one link class does not hide, in forward and in backward. A gradient goes against its weights."""
+    """Returns the exposed seconds on one kind of link in forward and in backward. Gradients flow against their weights."""
     out_s = _late_s(link, link.copy_s, 0.0, hide_forward_s, prices, t)
     forward_s = max(out_s, _late_s(link, 0.0, link.copy_s, hide_forward_s, prices, t))
     if prices.trains == 0.0:
@@ -141,7 +141,7 @@ def _copies_s(link, hide_forward_s, hide_backward_s, prices, t):
 
 @inner_kernel
 def _slowed_s(prices, t):
-    """Seconds that copies, each way and in all passes, keep the links of the busiest rank busy."""
+    """Returns the seconds that copies, in both directions and all passes, keep the links of the busiest rank busy."""
     sends, slowed = 1.0 + prices.trains, 0.0
     near_s = sends * prices.copy_peer_s + prices.trains * prices.gradient_peer_s
     far_s = sends * prices.copy_rdma_s + prices.trains * prices.gradient_rdma_s
@@ -153,13 +153,13 @@ def _slowed_s(prices, t):
 
 @inner_kernel
 def row_seconds(prices, windows, row, t):
-    """Returns the `Seconds` of a row, without what precedes its experts (``windows.all_s``)."""
+    """Returns the `Seconds` of a row, without the work before its experts (``windows.all_s``)."""
     if row.ranks.travel >= SPREAD_BY_PAIR:
         spread(row, t)
     once_s, peer_s, rdma_s = exchange_s(prices, t)
     experts_s, back_s = compute_s(prices, t)
     again = prices.forwards - 1.0
-    # The time that copies for a use have, without exchanges: with no buffer to spare, that of the use before is over.
+    # Time that copies for a use have, without exchanges. Without a spare buffer, the use before must be over.
     ahead = 1.0 if prices.rows_ahead > 0 else 0.0
     forward_s = windows.forward_s + ahead * experts_s
     backward_s = windows.backward_s + ahead * (back_s + again * experts_s)
@@ -182,7 +182,7 @@ def row_seconds(prices, windows, row, t):
 
 @inner_kernel
 def count_copy(e, g, num, row, t):
-    """Counts `num` copies, 1 or -1, of an expert to rank `g`."""
+    """Counts `num` (1 or -1) copies of an expert to rank `g`."""
     home, node_G, nic_G, total_XG = row.home_E[e], row.ranks.node_G, row.ranks.nic_G, t.sum_XG
     if node_G[home] == node_G[g]:
         total_XG[COPY_OUT, home] += num
@@ -196,7 +196,7 @@ def count_copy(e, g, num, row, t):
 
 @inner_kernel
 def set_quota(e, g, quota, row, t):
-    """Makes rank `g` serve `quota` pairs of an expert whose traffic was removed; a replica exists only while it has pairs.
+    """Makes rank `g` serve `quota` pairs of an expert whose traffic was removed. A replica exists only while it has pairs.
 
     A home is busy as long as its expert has any pairs, because its gradient is needed.
     """
@@ -222,7 +222,7 @@ def set_quota(e, g, quota, row, t):
 
 @inner_kernel
 def hold_homes(row, t):
-    """Sends all pairs of every expert home; zero sums become those of the row without replicas, except what `put` adds."""
+    """Gives all pairs of every expert to its home. Zero sums become those of the row without replicas and without `put`."""
     ranks = row.ranks
     if ranks.travel == BY_PAIR:
         for g in range(ranks.node_G.size):
@@ -261,7 +261,7 @@ def fill_traffic(expert_GS, quota_GS, num_base, row, t):
             if e >= 0 and quota_GS[g, s] > 0 and g != row.home_E[e]:
                 set_quota(e, row.home_E[e], t.quota_EG[e, row.home_E[e]] - quota_GS[g, s], row, t)
                 set_quota(e, g, np.int64(quota_GS[g, s]), row, t)
-        busy = 0  # counted anew: a solver may have moved homes
+        busy = 0  # counted again, because a solver may have moved homes
         for s in range(expert_GS.shape[1]):
             e = expert_GS[g, s]
             busy += e >= 0 and (quota_GS[g, s] > 0 or (s < num_base and row.load_E[e] > 0))

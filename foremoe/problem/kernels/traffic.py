@@ -1,7 +1,8 @@
-"""Traffic: what every rank of a row serves, sends and receives, updated incrementally.
+"""Traffic: the pairs that every rank of a row serves, sends and receives, updated incrementally.
 
-One expert's part can be removed, changed and added again, in time that depends on the ranks that hold it and their nodes, not on
-the other experts. All sums are whole numbers, except messages under ``"node"`` dispatch, so adding a part again restores them.
+The part of one expert can be removed, changed and added again. This takes time for the ranks that hold it and their nodes, but
+not for the other experts. All sums are whole numbers, except messages under ``"node"`` dispatch, so adding a part again restores
+them.
 """
 
 from typing import NamedTuple
@@ -14,11 +15,11 @@ from foremoe.problem.kernels.reached import reached
 
 # Letters: G ranks, V nodes, E experts, S slots per rank, X sums, H holders of an expert.
 
-# Rows of `Traffic.sum_XG`, by rank; those of RDMA by NIC, but FAR_COPIES: copies over RDMA that begin or end at a rank.
+# First axis of `Traffic.sum_XG`, summed by rank. RDMA is summed by NIC, except FAR_COPIES, the RDMA copies from or to a rank.
 PAIRS, PADDED, BUSY, PEER_OUT, PEER_IN, RDMA_OUT, RDMA_IN = range(7)
 COPY_OUT, COPY_IN, RDMA_COPY_OUT, RDMA_COPY_IN, FAR_COPIES = range(7, 12)
 NUM_SUMS = 12
-# How tokens travel; SPREAD: by pairs or messages from ranks that are not known, as if each had an equal part of every expert.
+# Ways of dispatch. SPREAD: sources are not known, and each rank is assumed to send an equal part of every expert's pairs.
 BY_PAIR, BY_NODE, SPREAD_BY_PAIR, SPREAD_BY_NODE = range(4)
 
 
@@ -26,14 +27,14 @@ class Ranks(NamedTuple):
     """The ranks of a cluster and the kind of dispatch between them."""
 
     node_G: Array
-    order_G: Array  # ranks node by node, ascending in a node
-    first_V: Array  # where each node begins in `order_G`, and the end
+    order_G: Array  # ranks, node by node, in ascending order in a node
+    first_V: Array  # start of each node in `order_G`, and the end
     nic_G: Array
     num_nics: int
-    forward_VG: Array  # the rank that a message of rank g reaches first in node v: g itself in its own node
+    forward_VG: Array  # rank that a message of rank g reaches first in node v; in its own node, g itself
     travel: int
     num_topk: int
-    tile: int  # pairs of an expert on a rank are computed in tiles of so many
+    tile: int  # number of pairs in a tile; the pairs of an expert on a rank are computed in whole tiles
 
 
 class Row(NamedTuple):
@@ -41,27 +42,27 @@ class Row(NamedTuple):
 
     load_GE: Array  # int32
     demand_VE: Array
-    pairs_G: Array  # float64, of every source
+    pairs_G: Array  # float64, pairs of every source
     load_E: Array
     home_E: Array  # home rank of every expert
     ranks: Ranks
 
 
 class Traffic(NamedTuple):
-    """A placement of a row, and the traffic that follows from it."""
+    """A placement of a row, and the resulting traffic."""
 
     quota_EG: Array  # int32, pairs of an expert that a rank serves
     holder_EG: Array  # int64, ranks that hold an expert: its home, then its replicas in any order
-    num_E: Array  # int64, how many those are
+    num_E: Array  # int64, number of those ranks
     sum_XG: Array  # float64
-    flow_GG: Array  # float64, by node only: pairs that a rank (first axis) serves of a source
-    flow_VG: Array  # the same that a node serves
-    sent_GG: Array  # the flows that messages stand for
+    flow_GG: Array  # float64, only for node dispatch: pairs of a source that a rank (first axis) serves
+    flow_VG: Array  # pairs of a source that a node serves
+    sent_GG: Array  # flows for which messages are counted
     sent_VG: Array
-    came_GG: Array  # those messages: one for each token of a source that has an expert there
+    came_GG: Array  # number of those messages, one for each token of a source that has an expert there
     came_VG: Array
     stale_G: Array  # bool, ranks whose messages are not up to date
-    rest_2G: Array  # int64, scratch: pairs of one expert that sources still have, and that ranks still take
+    rest_2G: Array  # int64, scratch: pairs of one expert that sources still have, and that ranks can still take
 
 
 @kernel
@@ -79,7 +80,7 @@ def empty_traffic(num_experts, num_ranks, num_nodes, num_nics, by_node):
 
 @inner_kernel
 def put(e, sign, row, t):
-    """Adds the messages of an expert's tokens to the slots that hold it, by the split law; removes them with `sign` -1."""
+    """Adds the messages of an expert's tokens to the slots that hold it, by the split law. With `sign` -1, removes them."""
     if row.ranks.travel == BY_PAIR:
         _put_pairs(e, sign, row, t)
     elif row.ranks.travel == BY_NODE:
@@ -88,7 +89,7 @@ def put(e, sign, row, t):
 
 @inner_kernel
 def _put_pairs(e, sign, row, t):
-    """All pairs of a source count as crossing to begin with."""
+    """Adds the pairs of an expert under pairs dispatch. All pairs of a source were counted as crossing nodes before."""
     ranks, load_GE, quota_EG, total_XG = row.ranks, row.load_GE, t.quota_EG, t.sum_XG
     if t.num_E[e] == 1:
         rank = t.holder_EG[e, 0]
@@ -121,11 +122,11 @@ def _put_pairs(e, sign, row, t):
             g = ranks.order_G[x]
             had, quota = np.int64(load_GE[g, e]), np.int64(quota_EG[e, g])
             kept = min(had, quota)
-            sent = min(had - kept, left)  # the first sources first
+            sent = min(had - kept, left)  # in the order of sources
             left -= sent
             total_XG[PEER_OUT, g] += sign * sent
             total_XG[RDMA_OUT, ranks.nic_G[g]] -= sign * (sent + kept)
-            if quota > kept:  # in proportion to what ranks still take
+            if quota > kept:  # in proportion to the pairs that ranks can still take
                 end = begin + quota - kept
                 took = end * stay // room - begin * stay // room
                 begin = end
@@ -169,7 +170,7 @@ def _put_flow(e, sign, row, t):
 
 @inner_kernel
 def _share_node(v, sign, ranks, t):
-    """What sources of a node still have goes to ranks of the node, which share it in proportion to what they still take."""
+    """Divides the remaining pairs of a node's sources over ranks of the node, in proportion to the pairs they can still take."""
     rest_2G = t.rest_2G
     low, high = ranks.first_V[v], ranks.first_V[v + 1]
     asked = room = begin = np.int64(0)
@@ -198,7 +199,7 @@ def _share_node(v, sign, ranks, t):
 
 @inner_kernel
 def settle(row, t):
-    """Updates messages to the flow of pairs; does nothing unless tokens travel by node."""
+    """Updates messages to the flow of pairs. Does nothing unless tokens are sent by node."""
     if row.ranks.travel != BY_NODE:
         return
     ranks = row.ranks
@@ -216,7 +217,7 @@ def settle(row, t):
 
 @inner_kernel
 def _messages(pairs, source_pairs, row):
-    """Messages to a place which serves `pairs` of a source's pairs: one for each token that has an expert there; estimated."""
+    """Estimates the messages to a place that serves `pairs` of a source's pairs, one for each token with an expert there."""
     return reached(source_pairs / row.ranks.num_topk, pairs, row.ranks.num_topk, row.load_E.size)
 
 
@@ -250,7 +251,7 @@ def _renew_node(v, row, t):
 
 @inner_kernel
 def spread(row, t):
-    """Traffic if sources are not known: each source has an equal part of what every rank serves."""
+    """Fills in the traffic if sources are not known. Each source then has an equal part of the pairs that every rank serves."""
     ranks, total_XG = row.ranks, t.sum_XG
     G, V = ranks.node_G.size, ranks.first_V.size - 1
     by_node, all_pairs = ranks.travel == SPREAD_BY_NODE, 0.0

@@ -20,7 +20,7 @@ function nodeRuns() {
   return runs;
 }
 
-/** Shaded bands for every other node, and node names where they fit. */
+/** Shaded bands for every other node, and the names of nodes if they fit. */
 function nodeBands(theme, scale, top, bottom, labelY) {
   const group = svg("g", {});
   nodeRuns().forEach(([first, last, node], i) => {
@@ -33,7 +33,7 @@ function nodeBands(theme, scale, top, bottom, labelY) {
   return group;
 }
 
-/** Loads of all ranks: outline before, filled after; the mean and the bound as lines. */
+/** Loads of all ranks before (outline) and after (filled), with the mean and the bound as lines. */
 function drawBars(theme, width, { rows, n, rank }) {
   const G = facts.G, { before_G, after_G, mean } = rows.loads(n), bound = rows.arrays.load_bound_ML[n];
   const height = 236, top = ROW.top, bottom = height - ROW.bottom, most = Math.max(...before_G, ...after_G, bound, 1) * 1.02;
@@ -58,7 +58,7 @@ function drawBars(theme, width, { rows, n, rank }) {
   return root;
 }
 
-/** Mean and lower bound, with their names at the right and kept apart. */
+/** Mean and lower bound, with their names at the right, which do not overlap. */
 function barLines(root, theme, width, y, mean, bound) {
   const edge = width - ROW.right, apart = Math.max(0, 26 - (y(mean) - y(bound))) / 2;
   const lines = [[bound, theme.bound, null, `bound ${whole(bound)}`, y(bound) - apart], [mean, theme.ink, "4 3", `mean ${whole(mean)}`, y(mean) + apart]];

@@ -11,7 +11,7 @@ const PART_NAMES = {
 const total = (parts) => Object.values(parts).reduce((sum, value) => sum + value, 0);
 const usedParts = (bars) => Object.entries(PART_NAMES).filter(([part]) => bars.some(({ parts }) => (parts[part] || 0) > 0));
 
-/** The ways of running the stage that the page knows the parts of. */
+/** The ways of running the stage whose parts are known. */
 function stageBars() {
   const how = facts.simulated ? "simulated" : "predicted", runs = facts.simulated ? facts.simulated.parts : facts.parts;
   return Object.entries(runs).map(([name, parts]) => ({ name: name === "balanced" ? "even routing" : name, how, parts }));
@@ -20,7 +20,7 @@ function stageBars() {
 /** Stage time by part: one stacked bar per way of running the stage. */
 function drawParts(theme, width, bars) {
   const used = usedParts(bars), left = 104, right = 64;
-  // Parts of one colour stand in the legend once.
+  // Parts of the same colour have one entry in the legend.
   const kinds = [...new Set(used.map(([, [, colour]]) => colour))].map((colour) => ({ colour: theme[colour], name: used.filter(([, [, c]]) => c === colour).map(([, [title]]) => title).join(", ") }));
   const names = legend(theme, 8, 14, kinds, { room: width - 16 });
   const each = 34, top = 18 + names.lines * 16, height = top + bars.length * each + 34, totals = bars.map(({ parts }) => total(parts));
@@ -50,7 +50,7 @@ function drawParts(theme, width, bars) {
 
 const LINK_COLOURS = { peer: "peer", rdma: "rdma", host: "host" };
 
-/** Small charts of a value per rank, one under the other, on one scale of ranks. */
+/** Small charts of a value per rank, one below the other, with a common axis of ranks. */
 function drawByRank(theme, width, charts, description, each = 62) {
   const G = facts.G, left = 58, right = 16, gap = 36, height = charts.length * (each + gap) + 26;
   const root = canvasOf(width, height, theme, description), wide = (width - left - right) / G;
@@ -86,7 +86,7 @@ function drawLinks(theme, width) {
   const { names, bytes_KG, busy_s_KG } = facts.links, busy = busy_s_KG !== null;
   const charts = names.map((name, k) => ({ name: `${name.replace("rdma", "RDMA")}${busy ? ", seconds busy" : ""}`, values_G: busy ? busy_s_KG[k] : bytes_KG[k], units: busy ? TIME_UNITS : BYTE_UNITS, colour: LINK_COLOURS[name.split(" ")[0]] }));
   const used = charts.filter(({ values_G }) => values_G.some((value) => value > 0));
-  return used.length ? drawByRank(theme, width, used, "Load of links by rank") : sentence(theme, width, "No rank's links carry weights or gradients of replicas.");
+  return used.length ? drawByRank(theme, width, used, "Load of links by rank") : sentence(theme, width, "No link transfers weights or gradients of replicas.");
 }
 
 function drawMemory(theme, width) {

@@ -10,17 +10,17 @@ function viridis(share) {
   return VIRIDIS[i].map((low, c) => Math.round(low + rest * (VIRIDIS[i + 1][c] - low)));
 }
 
-// One meaning a colour, on light and on dark paper. What must be told apart differs enough for readers with any colour vision:
-// tests/report/test_report_colours.py holds that.
+// Each colour has one meaning, on light and on dark paper. Colours that must be told apart differ enough for readers with any
+// colour vision, as checked by tests/report/test_report_colours.py.
 const MEANINGS = {
   attention: ["#494fcf", "#0576b7"], // attention
-  dispatch: ["#4a88a8", "#49b0fd"], // tokens on their way to experts
+  dispatch: ["#4a88a8", "#49b0fd"], // tokens sent to experts
   compute: ["#51b480", "#a3e49f"], // expert compute
-  combine: ["#f6aeff", "#cc4c7e"], // tokens on their way back
+  combine: ["#f6aeff", "#cc4c7e"], // tokens sent back
   weights: ["#f74f2e", "#f67c1e"], // waiting for weights
-  gradient: ["#66286d", "#f2c5e6"], // gradients: on their way home, or waited for
+  gradient: ["#66286d", "#f2c5e6"], // gradients sent home, or waiting for them
   wait: ["#bdc3ca", "#495059"], // waiting for other ranks
-  again: ["#c1c009", "#bdaa6d"], // re-forward
+  again: ["#c1c009", "#bdaa6d"], // activation recomputation
   outside: ["#747474", "#b5b5b5"], // head, reduction, optimizer
   moves: ["#683108", "#977a5a"], // homes that move
   peer: ["#e0a030", "#f89f2a"], // copies by peer links
@@ -30,7 +30,7 @@ const MEANINGS = {
   planned: ["#4986cf", "#59829c"], // a value as planned
   chosen: ["#f2b705", "#eeb918"], // the chosen rank
   bound: ["#cf291f", "#da1b11"], // a limit: the proven bound, the memory of a rank
-  amount: ["#484848", "#d5d5d5"], // a value of no kind
+  amount: ["#484848", "#d5d5d5"], // a value of no other kind
 };
 const GROUND = {
   ink: ["#1c1f24", "#e6e9ed"], muted: ["#59616b", "#a4adb8"], grid: ["#dfe3e8", "#343a42"], band: ["#f3f5f7", "#21252b"],
@@ -44,7 +44,7 @@ const themeNow = () => (darkScheme.matches && !printing ? DARK : LIGHT);
 
 const rgbOf = (hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
 
-/** Coloured squares with names, in as many lines as `room` asks for; returns the group, the width of the last line and the lines. */
+/** Coloured squares with names, in as many lines as `room` requires. Returns the group, the width of the last line and the lines. */
 function legend(theme, x, y, items, { size = 11, room = Infinity } = {}) {
   const group = svg("g", {});
   let at = x, lines = 1;

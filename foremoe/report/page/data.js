@@ -3,26 +3,26 @@
 
 const TYPES = { uint8: Uint8Array, uint16: Uint16Array, int16: Int16Array, int32: Int32Array, float32: Float32Array };
 
-/** A row's name, here and in every other place: both numbers from 0, as `foremoe inspect --explain` takes them. */
+/** Name of a row. Both numbers count from 0, as in `foremoe inspect --explain`. */
 function rowName(n) {
   const l = n % facts.L;
   return `micro-step ${Math.floor(n / facts.L)}, layer ${l} (model layer ${facts.moe_layer_L[l]})`;
 }
 
-/** What the axis of layers says; layers of the plan count from 0. */
+/** Label of the axis of layers. Layers of the plan count from 0. */
 function layerAxis() {
   const more = facts.moe_layer_L[0];
   if (facts.moe_layer_L.some((number, l) => number !== l + more)) return "layer of the plan";
   return more === 0 ? "layer" : `layer (model layer: ${more} more)`;
 }
 
-/** The part that the page's address names, or null. */
+/** The part of the job that the page's address names, or null. */
 function partByAddress() {
   const part = Number(location.hash.match(/[#&]part=(\d+)/)?.[1] ?? NaN);
   return job !== null && part < job.parts.length ? part : null;
 }
 
-// Null unless the page shows the parts of a job, which have a block each.
+// Null unless the page shows a job, each part of which has its own block.
 const job = JSON.parse(document.getElementById("job-facts").textContent);
 const shownPart = job === null ? 0 : partByAddress() ?? job.slowest;
 const blockName = (name) => (shownPart ? `${name}-${shownPart}` : name);
@@ -50,7 +50,7 @@ function bytesOfBase64(text) {
   return bytes;
 }
 
-/** One array: its bytes lie grouped by significance, lowest first, and may be differences. */
+/** Reads one array. Its bytes are grouped by significance, lowest first, and may be differences. */
 function arrayOf(inflated, entry) {
   const Type = TYPES[entry.dtype], width = Type.BYTES_PER_ELEMENT, count = entry.bytes / width;
   const bytes = new Uint8Array(entry.bytes);
@@ -117,7 +117,7 @@ class Rows {
     return list;
   }
 
-  /** The arcs of the chain through a rank: what feeds it, what it feeds, and so on outward. */
+  /** The arcs of the chain through a rank: its sources and targets, their sources and targets, and so on. */
   chain(n, rank) {
     const list = this.replicas(n), found = new Set();
     for (const [from, to] of [["rank", "home"], ["home", "rank"]]) {
@@ -134,15 +134,15 @@ class Rows {
     return found;
   }
 
-  /** Why a row has no replicas, in a sentence; null where it has some. */
+  /** A sentence that says why a row has no replicas, or null if it has some. */
   reason(n) {
     if (this.first_N[n + 1] > this.first_N[n]) return null;
-    if (!facts.executable) return "No expert leaves its home here.";
+    if (!facts.executable) return "No expert is away from its home in this row.";
     if (facts.R === 0) return "No copies: the plan has no redundant slots (R = 0).";
     const a = this.arrays, w = a.best_row_W.indexOf(n);
-    if (w < 0) return "No copies: ranks are even, so none would help.";
+    if (w < 0) return "No copies: the ranks are evenly loaded, so no copy would help.";
     const saved = a.best_saved_s_W[w], cost = a.best_cost_s_W[w], pays = saved > cost;
-    return `No copies: ${pays ? "the planner left one that may pay" : "none pays"}. The best one tried, expert ${a.best_expert_W[w]} from rank ${a.best_from_W[w]} to ${a.best_to_W[w]} (${whole(a.best_quota_W[w])} pairs), ` +
+    return `No copies: ${pays ? "the planner left one that may pay off" : "none pays off"}. The best one tried, expert ${a.best_expert_W[w]} from rank ${a.best_from_W[w]} to ${a.best_to_W[w]} (${whole(a.best_quota_W[w])} pairs), ` +
       `${saved < 0 ? `adds ${seconds(-saved)} to` : `saves ${seconds(saved)} of`} experts and exchanges and adds ${seconds(cost)} of exposed weights and gradients (predicted).`;
   }
 

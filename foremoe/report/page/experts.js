@@ -1,7 +1,7 @@
 "use strict";
-// Load of every expert in every layer, and how much each rank keeps the others waiting. Letters: L layers, E experts, G ranks.
+// Load of every expert in every layer, and the time that other ranks wait for each rank. Letters: L layers, E experts, G ranks.
 
-const BEND = 0.5; // Colours go by the square root: a few experts have many times the mean.
+const BEND = 0.5; // Colours follow the square root, because a few experts have many times the mean load.
 
 /** Load over the layer's mean of the expert at each place [L, E]; places are in the order of homes, rank by rank. */
 function expertLoads(rows, m) {
@@ -33,7 +33,7 @@ function drawExperts(theme, width, { loads, row }) {
   return root;
 }
 
-/** Tips of the expert map, and its clicks: they choose the layer. */
+/** Tips of the expert map. A click chooses the layer. */
 function expertControls(plot, loads) {
   const root = plot.firstChild, cells = root.querySelector(".cells"), { L, E } = facts;
   const placeAt = (event) => {
@@ -54,7 +54,7 @@ function drawLate(theme, width) {
   const { unit, static_G, planned_G } = facts.late, units = unit === "s" ? TIME_UNITS : [[1e6, "M pairs"], [1e3, "k pairs"], [1, "pairs"]], most = Math.max(...static_G, ...planned_G);
   return drawByRank(theme, width, [
     { name: "at home", values_G: static_G, units, colour: "amount", most }, { name: "planned", values_G: planned_G, units, colour: "planned", most },
-  ], "How long the others wait for each rank");
+  ], "Time that other ranks wait for each rank");
 }
 
 function expertFigures() {

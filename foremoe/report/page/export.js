@@ -37,7 +37,7 @@ function figure(id, draw, { afterDraw = () => {}, paperWidth = PAPER_WIDTH } = {
   return entry;
 }
 
-/** A figure under its own title and the case it shows, as it goes into a paper or a talk. */
+/** A figure under its own title and the case it shows, as needed in a paper or a talk. */
 function titled(id, figure_) {
   const width = Number(figure_.getAttribute("width")), height = Number(figure_.getAttribute("height"));
   const title = figureTitle(id), about = [caseWords(), facts.date, `foremoe ${facts.version}`].filter(Boolean).join(" · ");
@@ -48,7 +48,7 @@ function titled(id, figure_) {
   return root;
 }
 
-/** What a figure's caption says, and which row it shows if it shows one. */
+/** The caption of a figure, and the row that it shows, if any. */
 function figureTitle(id) {
   const text = document.querySelector(`#${id} figcaption`).firstChild.textContent;
   return ROW_FIGURES.includes(id) ? `${text}: ${rowName(state.row)}` : text;
@@ -83,12 +83,12 @@ function redrawAll() {
   for (const entry of figures.values()) entry.redraw();
 }
 
-// On paper everything is drawn anew: light colours, at the width of a sheet.
+// For export, everything is drawn again in light colours and at the width of a sheet.
 for (const [event, on] of [["beforeprint", true], ["afterprint", false]]) {
   window.addEventListener(event, () => { printing = on; redrawAll(); });
 }
 
-// The tip that follows the pointer; what it says also stands in tables and in the line above the figures.
+// The tip that follows the pointer; its text is also in tables and in the line above the figures.
 const tip = document.getElementById("tip");
 function showTip(event, text) {
   if (!text) { tip.hidden = true; return; }

@@ -6,7 +6,7 @@ const HEAT = { left: 44, right: 78, top: 20, bottom: 36 };
 
 /** Colours of a table of shares (0 to 1) as a bitmap with whole pixels per cell, so that no renderer blurs the edges of cells. */
 function heatImage(lines, columns, values, most, shareOf) {
-  // A step of the arrow keys draws the same maps again; making the bitmaps is most of that.
+  // A step of the arrow keys draws the same maps again, and creating the bitmaps takes most of the time.
   const kept = heatImages.get(values);
   if (kept?.most === most) return kept.href;
   const px = Math.max(1, Math.min(8, Math.floor(1600 / columns))), py = Math.max(1, Math.min(8, Math.floor(1200 / lines)));
@@ -20,7 +20,7 @@ function heatImage(lines, columns, values, most, shareOf) {
   return heatImages.get(values).href;
 }
 
-/** The skew map. `most` is the upper end of the shared colour scale; `chosen` a row or null. */
+/** The skew map. `most` is the upper end of the shared colour scale; `chosen` is a row or null. */
 function drawHeat(theme, width, { values_N, most, chosen, name }) {
   const { M, L } = facts, wide = width - HEAT.left - HEAT.right;
   const high = Math.max(M > 32 ? Math.min(M * 9, 380) : Math.min(M * 22, 288), 26), height = HEAT.top + high + HEAT.bottom;
@@ -44,14 +44,14 @@ function drawHeat(theme, width, { values_N, most, chosen, name }) {
   return root;
 }
 
-/** Colour bar from `least` to `most`; `bend` is the power that colours go by, 1 for even steps. */
+/** Colour bar from `least` to `most`; `bend` is the power that colours follow, 1 for even steps. */
 function heatScale(theme, x, high, { least, most, name, bend = 1 }) {
   const group = svg("g", {}), strips = 64, top = HEAT.top, span = most - least;
   for (let i = 0; i < strips; i++) {
     group.append(svg("rect", { x, y: top + high * (1 - (i + 1) / strips), width: 10, height: high / strips + 0.5, fill: `rgb(${viridis((i + 0.5) / strips).join(",")})` }));
   }
   const at = (value) => (span > 0 ? ((value - least) / span) ** bend : 0);
-  // The lower end is always named; a round number too close to a named one would overlap.
+  // The lower end always has a label. A round number too close to another label would overlap.
   const marks = [least];
   for (const value of span > 1e-4 ? ticks(least, most, Math.max(1, Math.min(5, Math.floor(high / 24)))) : []) {
     if ((at(value) - at(marks[marks.length - 1])) * high > 13) marks.push(value);

@@ -3,7 +3,7 @@
 
 const partName = ({ group, pipeline_rank }) => `EP group ${group}, pipeline rank ${pipeline_rank}`;
 
-/** Words that tell the shown part from the others; none where there is one plan alone. */
+/** Words that distinguish the shown part from the others, or none if there is only one plan. */
 const partWords = () => (job === null ? "" : partName(job.parts[shownPart]));
 
 function jobBars() {
@@ -21,7 +21,7 @@ function jobTable() {
   return table("parts-of-the-job", columns, cells, `slowest: ${partName(job.parts[job.slowest])}`);
 }
 
-/** Another part is another page: the address names it, and the page begins anew. */
+/** Shows another part by loading the page again, with the part in its address. */
 function jobFigures() {
   const choice = document.getElementById("choose-part");
   choice.append(...job.parts.map((part, i) => html("option", { value: i }, partName(part) + (i === job.slowest ? " (slowest)" : ""))));

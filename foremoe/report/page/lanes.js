@@ -5,7 +5,7 @@
 const LANES = { left: 74, right: 14, top: 40, bottom: 8 };
 const MAX_MARKS = 12000;
 
-/** What lanes look like in a window of time: rectangles if they are few, else a bitmap of shares per pixel column. */
+/** Picture of lanes in a window of time: rectangles if they are few, else a bitmap of shares per pixel column. */
 function lanePicture(lanes, view, wide, kinds, theme) {
   const marks = lanesAsRectangles(lanes, view, wide);
   return marks !== null ? { marks } : { bitmap: lanesAsBitmap(lanes, view, wide, kinds, theme) };
@@ -25,7 +25,7 @@ function lanesAsRectangles(lanes, [from, to], wide) {
   return marks;
 }
 
-/** Every pixel column of a lane shows, from the top, what share of its time went to each kind. */
+/** Every pixel column of a lane shows, from the top, the share of its time for each kind. */
 function lanesAsBitmap(lanes, [from, to], wide, kinds, theme) {
   const columns = Math.max(1, Math.floor(wide)), height = Math.ceil(Math.max(...lanes.map((lane) => lane.top + lane.height)));
   const canvas = html("canvas", { width: columns, height }), context = canvas.getContext("2d");
@@ -46,7 +46,7 @@ function lanesAsBitmap(lanes, [from, to], wide, kinds, theme) {
     for (let c = 0; c < columns; c++) {
       let total = 0;
       for (let k = 0; k < K; k++) total += shares[c * K + k];
-      // Copies of several links at once fill a column more than once.
+      // Concurrent copies on several links fill a column more than once.
       const norm = total > 1 ? 1 / total : 1;
       let sum = 0, y = 0;
       for (let k = 0; k < K; k++) {

@@ -68,7 +68,7 @@ class SimulatedSource {
     if (t.again_L.some(Boolean)) this.names.splice(6, 0, ["again", "re-forward"]);
   }
 
-  /** Copies are sorted on first use: the page opens before anybody asks for them. */
+  /** Copies are sorted on first use, so that the page opens without waiting for that. */
   spans() {
     if (this.into) return this;
     const a = this.arrays, C = a.copy_use_C.length, A = a.return_start_A.length, X = C + A, tick = this.tick;
@@ -123,7 +123,7 @@ class SimulatedSource {
     if (backward) { emit(back, back + attention, ATTENTION, 0); emit(back + attention, end[u], WAIT, 0); }
   }
 
-  /** Seconds of every kind of work of a rank before each use, kept: whole stages are drawn from it. */
+  /** Seconds of every kind of work of a rank before each use. Cached, because whole stages are drawn from them. */
   sums(g) {
     this.sums_G ??= new Array(this.G);
     if (this.sums_G[g]) return this.sums_G[g];
@@ -135,7 +135,7 @@ class SimulatedSource {
     return (this.sums_G[g] = sums);
   }
 
-  /** Fills the share of every kind in `columns` stretches of [from, to]; false where uses are wide enough to be drawn one by one. */
+  /** Fills the share of every kind in `columns` stretches of [from, to]; returns false if uses are wide enough to be drawn one by one. */
   shares(g, from, to, columns, out, K) {
     const [start, , , , , end] = this.at, first = this.useAt(from), each = (to - from) / columns;
     if (this.useAt(to) - first < columns) return false;
@@ -177,7 +177,7 @@ class SimulatedSource {
     return lanes;
   }
 
-  /** Uses, or passes where uses are narrow, as named stretches above the lanes. */
+  /** Uses (or passes, if uses are narrow) as named stretches above the lanes. */
   bands([from, to], wide) {
     const list = [], a = this.arrays, first = this.useAt(from), last = this.useAt(to), narrow = (last - first + 1) * 70 > wide;
     for (let u = first; u <= last; u++) {
@@ -269,7 +269,7 @@ class MeasuredSource {
     this.parts[lane.part].each(lane.rank, t, t, (start, end, i) => {
       if (list.length > 3) return;
       const source = a.event_src_rank_V[i] < 0 ? "host" : `rank ${a.event_src_rank_V[i]}`;
-      list.push(`${a.event_gradient_V[i] ? "gradient of expert" : "expert"} ${a.event_expert_V[i]} from ${source}, ${rowName(a.event_micro_step_V[i] * facts.L + a.event_layer_V[i])}, ${bytes(a.event_bytes_V[i])} in ${seconds(a.event_length_V[i] * facts.timeline.tick_s)}, stood still ${seconds(a.event_exposed_V[i] * facts.timeline.tick_s)}, ${facts.timeline.outcomes[a.event_outcome_V[i]]}`);
+      list.push(`${a.event_gradient_V[i] ? "gradient of expert" : "expert"} ${a.event_expert_V[i]} from ${source}, ${rowName(a.event_micro_step_V[i] * facts.L + a.event_layer_V[i])}, ${bytes(a.event_bytes_V[i])} in ${seconds(a.event_length_V[i] * facts.timeline.tick_s)}, exposed ${seconds(a.event_exposed_V[i] * facts.timeline.tick_s)}, ${facts.timeline.outcomes[a.event_outcome_V[i]]}`);
     });
     return `rank ${lane.rank}, ${lane.title}\n${list.join("\n") || "none"}`;
   }

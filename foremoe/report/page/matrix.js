@@ -1,9 +1,9 @@
 "use strict";
-// The replicas of one row by node, where arcs between ranks would be a tangle. Letters: V nodes (or blocks of ranks).
+// The replicas of one row by node, for rows with too many arcs between ranks. Letters: V nodes (or blocks of ranks).
 
 const MAX_ARC_RANKS = 32, MAX_BLOCKS = 16;
 
-/** Which block every rank belongs to, and the blocks' names: nodes, or runs of ranks where all are on one node. */
+/** The block of every rank and the names of the blocks, which are nodes, or ranges of ranks if all are on one node. */
 function blocksOfRanks() {
   if (facts.num_nodes > 1) return { block_G: facts.node_of_rank_G, names: [...Array(facts.num_nodes).keys()].map(String), what: "node" };
   const each = Math.ceil(facts.G / MAX_BLOCKS), count = Math.ceil(facts.G / each);

@@ -1,13 +1,13 @@
 "use strict";
-// Puts the page together: words at the top, figures, and the one row that all of them speak of.
+// Puts the page together: words at the top, figures, and the row that all of them show.
 
 const state = { row: 0, rank: null };
 let rows = null, timeline = null;
-// Called after another row or rank was chosen.
+// Called after a row or rank was chosen.
 const onChosen = [];
 const ROW_LINK = /^#(?:part=\d+&)?row=(\d+),(\d+)(?:&rank=(\d+))?$/;
 
-/** Text whose words between backticks are code. */
+/** Shows text with the words between backticks as code. */
 const marked = (text) => text.split("`").map((part, i) => (i % 2 ? html("code", {}, part) : part));
 
 function headWords() {
@@ -43,7 +43,7 @@ function headWords() {
   if (facts.planning) tiles.push(["planning", seconds(facts.planning.plan_s), `${plural(facts.planning.rows, "row")}, wall time`]);
   document.getElementById("tiles").append(...tiles.map(([name, value, words]) => html("div", {}, html("dt", {}, name), html("dd", {}, value), html("dd", { class: "small" }, words))));
   document.title = `foremoe report: ${facts.model}, ${facts.stage}`;
-  document.getElementById("foot").textContent = `foremoe ${facts.version}. Times marked "predicted" come from the cost model with the cluster's figures (${facts.cluster_source}). This page holds all its data and opens no connection.`;
+  document.getElementById("foot").textContent = `foremoe ${facts.version}. Times marked "predicted" come from the cost model with the cluster's figures (${facts.cluster_source}). This page contains all its data and opens no connection.`;
 }
 
 function contentsWords() {
@@ -69,7 +69,7 @@ function remember() {
   update();
 }
 
-/** Takes row and rank from the page's address; false where it names none that exist. */
+/** Takes row and rank from the page's address. Returns false if they do not exist. */
 function chosenByAddress() {
   const [, m, l, rank] = (location.hash.match(ROW_LINK) || []).map(Number);
   if (!(m < facts.M && l < facts.L)) return false;
@@ -126,7 +126,7 @@ function rowFigures() {
       { afterDraw: (plot) => heatControls(plot, rows, values_N, name, choose), paperWidth: 700 });
   }
   const few = facts.G <= MAX_ARC_RANKS;
-  if (!few) document.querySelector("#arcs figcaption").firstChild.textContent = `Copies by ${blocksOfRanks().what}: number, and pairs moved as colour`;
+  if (!few) document.querySelector("#arcs figcaption").firstChild.textContent = `Copies by ${blocksOfRanks().what}: their number, with the moved pairs as colour`;
   for (const [id, draw] of [["bars", drawBars], ["arcs", few ? drawArcs : drawMatrix]]) {
     const afterDraw = draw === drawMatrix ? () => {} : (plot) => rankControls(plot, rows, chooseRank, rankWords);
     figure(id, (theme, width) => draw(theme, width, { rows, n: state.row, rank: state.rank }), { afterDraw });

@@ -53,7 +53,7 @@ function ticks(low, high, count = 5) {
   return list;
 }
 
-/** Whole numbers 0, s, 2s ... below count, at least `gap` pixels apart; without gaps narrower than the labels. */
+/** Whole numbers 0, s, 2s ... below count, at least `gap` pixels apart; with gaps wider than the labels. */
 function indexTicks(count, pixelsEach, gap = 26) {
   const step = [1, 2, 4, 5, 8, 10, 16, 20, 32, 50, 64, 100, 128, 200, 256, 500, 512, 1000, 2000, 5000].find((s) => s * pixelsEach >= gap) || count;
   const list = [];

@@ -26,14 +26,14 @@ function table(name, columns, rows, caption = null) {
   return html("table", { "data-name": name }, html("caption", {}, html("span", {}, caption || ""), html("span", { class: "tools" }, button)), html("thead", {}, html("tr", {}, ...heads)), body);
 }
 
-/** Numbers by size, all else as text, blanks first. */
+/** Compares numbers by size and all else as text, with blanks first. */
 function compared(a, b) {
   if (a === null || b === null) return (a !== null) - (b !== null);
   return typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b), "en", { numeric: true });
 }
 
 function csv(columns, lines) {
-  // A text that a spreadsheet would run as a formula gets a quote in front.
+  // Text that a spreadsheet would run as a formula gets a leading quote.
   const quoted = (value) => (typeof value === "number" ? String(value) : `"${String(value ?? "").replace(/^[=+\-@\t]/, "'$&").replaceAll('"', '""')}"`);
   const heads = columns.map((c) => quoted(c.unit ? `${c.heading} (${c.unit})` : c.heading));
   return [heads, ...lines.map((cells) => cells.map(([, value]) => quoted(value)))].map((cells) => cells.join(",")).join("\r\n") + "\r\n";
@@ -41,7 +41,7 @@ function csv(columns, lines) {
 
 const cell = (value, digits, factor = 1) => (value === null || value === undefined ? ["-", null] : [fixed(value / factor, digits), value / factor]);
 
-/** The row's replicas, those of the chosen rank's chain alone if there is one. */
+/** The row's replicas, or only those in the chain of the chosen rank. */
 function replicaTable(rows, n, rank) {
   const chain = rank === null ? null : rows.chain(n, rank);
   const list = rows.replicas(n).filter((replica) => chain === null || chain.has(replica.y)).sort((a, b) => b.quota - a.quota || a.y - b.y);
@@ -58,14 +58,14 @@ function replicaTable(rows, n, rank) {
 function strategyTable({ columns, rows }) {
   const heads = [{ heading: "strategy", left: true }, ...columns];
   const cells = rows.map((row) => [row.name, ...row.cells.map((value, i) => cell(value, columns[i].digits))]);
-  // What several strategies have to say is said once.
+  // A note of several strategies is shown once.
   const names = new Map();
   for (const row of rows) if (row.note) names.set(row.note, [...(names.get(row.note) || []), row.name]);
   const notes = [...names].map(([note, of]) => html("p", { class: "note" }, `${of.join(", ")}: ${note}`));
   return [table("strategies", heads, cells), ...notes];
 }
 
-/** Seconds by part of every way of running the stage. */
+/** Seconds of each part, for every way of running the stage. */
 function partsTable(bars) {
   const most = Math.max(...bars.map(({ parts }) => total(parts))), [factor, unit] = unitOf(most, TIME_UNITS), used = usedParts(bars);
   const columns = [{ heading: "part", left: true }, ...bars.map(({ name, how }) => ({ heading: name, unit: `${how}, ${unit}` }))];

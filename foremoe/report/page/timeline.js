@@ -86,7 +86,7 @@ class TimelineView {
       showTip(event, lane && t >= this.view[0] && t <= this.view[1] ? this.source.describe(lane, t) : "");
     });
     this.canvas.addEventListener("wheel", (event) => {
-      // A bare wheel scrolls the page; zooming asks for a key, as maps in pages do.
+      // The wheel alone scrolls the page. Zooming requires a key, as for maps in web pages.
       if (!event.ctrlKey && !event.metaKey && !event.shiftKey) return;
       event.preventDefault();
       if (event.shiftKey) this.pan((this.view[1] - this.view[0]) * Math.sign(event.deltaY || event.deltaX) / 8);
@@ -134,7 +134,7 @@ class TimelineView {
     draw(context);
   }
 
-  /** The whole stage in one lane (of one rank), kept until width or colours change, and the window on it. */
+  /** The whole stage in one lane (of one rank), cached until width or colours change, and the window in it. */
   paintStrip(context, width, theme) {
     const wide = width - LANES.left - LANES.right, key = `${wide} ${theme.paper}`;
     if (this.stripKey !== key) {

@@ -1,1 +1,1 @@
-"""Reads the routing that rollout engines return, and counts it."""
+"""Readers and counters of the routing that rollout engines return."""

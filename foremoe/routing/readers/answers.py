@@ -1,4 +1,4 @@
-"""Splits the answers of rollout engines into sequences, and finds their lengths."""
+"""Splits the answers of rollout engines into sequences and finds the lengths of the sequences."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -9,7 +9,7 @@ from foremoe.routing.readers.sequences import MAX_TOKENS, Routed, num_ids
 
 
 def sequences_of(answers: Any, read: Callable[[Any], list[Routed]]) -> list[Routed]:
-    """Returns the sequences that `read` finds in each answer, in order; a nested list is one sequence of several requests."""
+    """Returns the sequences that `read` finds in each answer, in order. A nested list is one sequence of several requests."""
     out = []
     for answer in answers if isinstance(answers, list | tuple) else [answers]:
         if not isinstance(answer, list | tuple):
@@ -24,7 +24,10 @@ def sequences_of(answers: Any, read: Callable[[Any], list[Routed]]) -> list[Rout
 
 
 def total(prompt: tuple[Any, ...], completion: tuple[Any, ...], usage: Any) -> int | None:
-    """Number of tokens of a sequence by the first list of ids in each part, else by `usage`; None: not known."""
+    """Returns the number of tokens of a sequence, or None if it is not known.
+
+    Each part is counted by its first list of ids, or else by `usage`.
+    """
     counts = []
     for ids, name in ((prompt, "prompt_tokens"), (completion, "completion_tokens")):
         known = [n for n in map(num_ids, ids) if n is not None]
@@ -34,5 +37,5 @@ def total(prompt: tuple[Any, ...], completion: tuple[Any, ...], usage: Any) -> i
 
 
 def get(value: Any, name: str) -> Any:
-    """Returns a key of a dict or an attribute of an object; None if there is none."""
+    """Returns a key of a dict or an attribute of an object, or None if there is none."""
     return value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)

@@ -1,4 +1,4 @@
-"""Counts routing into pairs per expert in place: a payload of any integer dtype is neither copied nor converted."""
+"""Counts routing into pairs per expert. A payload of any integer type is read in place, neither copied nor converted."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -13,17 +13,17 @@ from foremoe.base.parallel import for_rows, row_runner
 
 # Letters: T tokens, L layers counted, K top-k, E experts, M micro-steps, G ranks, X ranges.
 
-# What is copied at a time where a payload cannot be read in place (not contiguous, not aligned, of the other byte order).
+# Number of tokens to copy at once if a payload cannot be read in place (not contiguous, not aligned, or of another byte order).
 _BLOCK_TOKENS = 4096
-# What a tally, int64 [4], counts: pairs that repeat an expert of their token and layer; (token, layer) with a -1 among their
-# experts; tokens whose experts are all 0; tokens of which at least one layer is not known.
+# Entries of a tally, int64 [4]: pairs that repeat an expert of their token and layer; (token, layer) combinations with a -1 among
+# their experts; tokens whose experts are all 0; tokens with at least one unknown layer.
 REPEATED, MARKED, BLANK, UNKNOWN = range(4)
 
 
 def count_pairs(topk_TLK: Any, num_experts: int) -> Array:
-    """int32 [L, E]: pairs of each expert, from integers of numpy or torch.
+    """Returns int32 [L, E], the number of pairs of each expert, from integers of numpy or torch.
 
-    -1 is an unknown expert and does not count; an expert that a token lists twice in a layer is one pair, as in a router's
+    -1 is an unknown expert and does not count. An expert that a token lists twice in a layer is one pair, as in a router's
     map of tokens to experts.
     """
     topk = as_array(topk_TLK, "routing")
@@ -40,7 +40,7 @@ def count_pairs(topk_TLK: Any, num_experts: int) -> Array:
 
 
 def count_micro_steps(topk_of: Sequence[Any], num_experts: int, num_threads: int | None = None) -> Array:
-    """int32 [M, L, E]: `count_pairs` of every micro-step, on threads (None: every core)."""
+    """Returns int32 [M, L, E], the `count_pairs` of every micro-step, counted on threads (None: all cores)."""
     loads: list[Array] = [np.zeros((0, 0), np.int32)] * len(topk_of)
 
     def block(low: int, high: int) -> None:
@@ -55,12 +55,15 @@ def count_micro_steps(topk_of: Sequence[Any], num_experts: int, num_threads: int
 
 
 def count_ranges(topk_TLK: Array, layer_L: Array, range_X4: Array, load_MLGE: Array, unknown_ML: Array, tally: Array) -> None:
-    """Adds the pairs of ranges of tokens to the cells of their micro-steps and source ranks, in place.
+    """Adds the pairs in ranges of tokens to the counts of their micro-steps and source ranks, in place.
 
-    A (token, layer) that lists an expert twice counts it once. If it has a -1, it is unknown and does not count; nor does a token
-    whose experts are all 0 in every layer, since engines pad this way (except at top-1, where it may be routing). `layer_L`,
-    int64, are the layers of the payload to count; `range_X4`, int64, holds first token, end, micro-step and source rank. If an
-    error is raised, `load_MLGE` (int32, C-contiguous) and `unknown_ML` hold partial sums.
+    If a (token, layer) lists an expert twice, it counts once. If it contains a -1, it is unknown and does not count. A token
+    whose experts are all 0 in every layer does not count either, because engines pad this way (except at top-1, where it may be
+    routing). If an error is raised, `load_MLGE` (int32, C-contiguous) and `unknown_ML` hold partial sums.
+
+    Args:
+        layer_L: Layers of the payload to count, int64.
+        range_X4: First token, end, micro-step and source rank of each range, int64.
     """
     num_experts = load_MLGE.shape[3]
     limit, missing = _limits(topk_TLK.dtype, num_experts)
@@ -72,7 +75,7 @@ def count_ranges(topk_TLK: Array, layer_L: Array, range_X4: Array, load_MLGE: Ar
 
 
 def narrow_into(out_TLK: Array, known_T: Array, topk_TLK: Array, layer_L: Array, num_experts: int, tally: Array) -> None:
-    """Copies the chosen layers of known tokens into zeros, and sets `known_T` of other tokens to False.
+    """Copies the chosen layers of known tokens into zeros, and sets `known_T` of all other tokens to False.
 
     A token is known if all its layers are known and none lists an expert twice.
     """
@@ -84,7 +87,7 @@ def narrow_into(out_TLK: Array, known_T: Array, topk_TLK: Array, layer_L: Array,
 
 
 def known_rows(topk_TLK: Array, layer_L: Array) -> Array:
-    """bool [T]: True without -1 in the chosen layers and if not all 0, as engines pad (except at top-1)."""
+    """Returns bool [T], True if the chosen layers have no -1 and are not all 0. All 0 is padding, except at top-1."""
     ids_TLK = topk_TLK[:, layer_L]
     blank_T = (ids_TLK == 0).all(axis=(1, 2)) & (topk_TLK.shape[2] > 1)
     known_T: Array = (ids_TLK >= 0).all(axis=(1, 2)) & ~blank_T
@@ -93,7 +96,7 @@ def known_rows(topk_TLK: Array, layer_L: Array) -> Array:
 
 def blocks(topk_TLK: Array) -> Iterator[tuple[int, Array]]:
     """Yields (first token, unsigned read-only view) of the whole array, or of contiguous copies if it cannot be read in place."""
-    # One signedness, layout and mutability: kernels are compiled for four dtypes, not for dozens.
+    # All views have the same signedness, layout and mutability, so that kernels are compiled for four types, not for dozens.
     unsigned = np.dtype(f"u{topk_TLK.dtype.itemsize}")
     native = topk_TLK.dtype.newbyteorder("=")
     in_place = topk_TLK.flags.c_contiguous and topk_TLK.flags.aligned and topk_TLK.dtype == native
@@ -106,7 +109,7 @@ def blocks(topk_TLK: Array) -> Iterator[tuple[int, Array]]:
 
 
 def _limits(dtype: np.dtype[Any], num_experts: int) -> tuple[np.uint64, np.uint64]:
-    """The first unsigned number that is no expert, and the one that stands for -1 (0, which is an expert: none does)."""
+    """Returns the first unsigned number that is not an expert, and the one that encodes -1 (or 0, an expert, if none does)."""
     bits = 8 * dtype.itemsize
     if dtype.kind == "u":
         return np.uint64(num_experts), np.uint64(0)
@@ -123,7 +126,7 @@ def _require_none(fault: tuple[int, int, int], first: int, topk_TLK: Array, num_
 
 @kernel
 def add_pairs(ids_TLK, limit, missing, load_LE):
-    """Adds every pair to `load_LE` once, those of `missing` to none; False at an invalid id."""
+    """Adds every distinct pair to `load_LE`, without those of `missing`. Returns False at an invalid id."""
     T, L, K = ids_TLK.shape
     seen_E = np.zeros(load_LE.shape[1], np.int64)
     stamp = np.int64(0)
@@ -142,7 +145,7 @@ def add_pairs(ids_TLK, limit, missing, load_LE):
 
 @kernel
 def is_blank(ids_TLK, t, layer_L):
-    """True if a token's experts are 0 in all layers."""
+    """Returns True if a token's experts are 0 in all layers, except at top-1."""
     K = ids_TLK.shape[2]
     if K == 1:
         return False
@@ -155,7 +158,7 @@ def is_blank(ids_TLK, t, layer_L):
 
 @kernel
 def check_row(ids_TLK, t, layer, limit, missing, seen_E, stamp):
-    """Returns how many experts of a (token, layer) repeat; -1: it is unknown; -2 - k: the id at k is invalid. Stamps `seen_E`."""
+    """Returns the number of repeated experts of a (token, layer), -1 if it is unknown, or -2 - k if the id at k is invalid."""
     repeated, known = 0, True
     for k in range(ids_TLK.shape[2]):
         e = np.uint64(ids_TLK[t, layer, k])
@@ -171,9 +174,9 @@ def check_row(ids_TLK, t, layer, limit, missing, seen_E, stamp):
 
 @kernel
 def add_ranges(ids_TLK, layer_L, limit, missing, range_X4, load_MLGE, unknown_ML, tally):
-    """`count_ranges` of an unsigned array; (token, layer, position) of the first invalid id, else (-1, -1, -1)."""
+    """Runs `count_ranges` on an unsigned array. Returns (token, layer, position) of the first invalid id, or (-1, -1, -1)."""
     L, K, E = len(layer_L), ids_TLK.shape[2], load_MLGE.shape[3]
-    # Cells of one rank lie far apart in load_MLGE; a range is counted in a table that stays in the cache.
+    # The counts of one rank lie far apart in load_MLGE, so each range is counted in a table that fits the cache.
     pairs_LE = np.zeros((L, E), np.int32)
     seen_E = np.zeros(E, np.int64)
     stamp = np.int64(0)
@@ -217,7 +220,7 @@ def add_ranges(ids_TLK, layer_L, limit, missing, range_X4, load_MLGE, unknown_ML
 
 @kernel
 def narrow(ids_TLK, layer_L, limit, missing, num_experts, out_TLK, known_T, tally):
-    """`narrow_into` of an unsigned array; (token, layer, position) of the first invalid id, else (-1, -1, -1)."""
+    """Runs `narrow_into` on an unsigned array. Returns (token, layer, position) of the first invalid id, or (-1, -1, -1)."""
     T, _, K = ids_TLK.shape
     seen_E = np.zeros(num_experts, np.int64)
     stamp = 0

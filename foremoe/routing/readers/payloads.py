@@ -1,4 +1,4 @@
-"""Decodes one payload of a rollout engine, in any encoding, to an array of integers; checks it before allocating memory."""
+"""Decodes one payload of a rollout engine, in any encoding, to an array of integers. Checks it before allocating memory."""
 
 import binascii
 import math
@@ -18,29 +18,29 @@ from foremoe.base.stored import NPY, npy_array
 _NPY_BASE64 = "k05VTVBZ"
 _BASE64 = frozenset(string.ascii_letters + string.digits + "+/=")
 _BASE85 = frozenset(string.ascii_letters + string.digits + "!#$%&()*+-;<=>?@^_`{|}~")
-_LOOK = 1024  # characters of a text that are looked at before anything else
-# Plans number layers with int16, as experts.
+_LOOK = 1024  # number of characters of a text that are checked first
+# Plans store layers as int16, like experts.
 _MAX_LAYERS = int(np.iinfo(np.int16).max)
-# What engines send without saying so, the most frequent first.
+# Integer types that engines send without naming them, the most frequent first.
 _WIRE = tuple(np.dtype(name) for name in ("<i4", "u1", "<i2", "<i8"))
 
 
 class Expected(NamedTuple):
-    """Known properties of a payload besides its own shape; None or empty: not known."""
+    """Known properties of a payload besides its own shape. A property that is not known is None or empty."""
 
     num_topk: int | None = None
-    num_layers: tuple[int, ...] = ()  # layer counts that a row may have
-    num_rows: tuple[int, ...] = ()  # row counts that the payload may have
+    num_layers: tuple[int, ...] = ()  # numbers of layers that a row may have
+    num_rows: tuple[int, ...] = ()  # numbers of rows that the payload may have
     dtype: np.dtype[Any] | None = None
-    shape: tuple[int, ...] | None = None  # as the engine sent it with the payload
-    largest: int = 0  # the number of the last expert
+    shape: tuple[int, ...] | None = None  # shape that the engine sent with the payload
+    largest: int = 0  # number of the last expert
 
 
 def decode(payload: Any, expected: Expected) -> Array:
-    """Returns integers [T, L, K]; a view of the payload if it has a buffer.
+    """Returns the payload as integers [T, L, K], without copying if it has a buffer.
 
-    Accepts arrays and tensors [T, L, K] (or flat, if shapes are expected), raw bytes or those of an .npy file, base64 text of
-    either, and nested lists [T][L][K] with None for unknown experts.
+    Accepts arrays and tensors [T, L, K] (or flat ones, if shapes are expected), and nested lists [T][L][K] with None for unknown
+    experts. Also accepts raw bytes or those of an .npy file, and base64 text of either.
     """
     if isinstance(payload, str):
         return _from_base64(payload, expected)
@@ -57,7 +57,7 @@ def decode(payload: Any, expected: Expected) -> Array:
 
 
 def as_numpy(value: Any) -> Array | None:
-    """Converts an array or tensor of integers to numpy, anything else to None; torch is not imported."""
+    """Converts an array or tensor of integers to numpy. Returns None for other objects. torch is not imported."""
     if isinstance(value, np.ndarray):
         if value.dtype.kind not in "iu":
             cure = ", as pandas holds a column of lists; give pyarrow's column.to_pylist()" if value.dtype.kind == "O" else ""
@@ -70,13 +70,13 @@ def as_numpy(value: Any) -> Array | None:
         raise InputError(f"routing must be whole numbers; got a tensor of {name} of shape {list(value.shape)}.")
     try:
         array: Array = value.detach().cpu().numpy()
-    except (RuntimeError, TypeError, NotImplementedError):  # of sparse, nested and meta tensors
+    except (RuntimeError, TypeError, NotImplementedError):  # raised for sparse, nested and meta tensors
         raise InputError(f"a tensor {list(value.shape)} on {value.device} has no plain values; give a dense one.") from None
     return array
 
 
 def integer_dtype(value: Any) -> np.dtype[Any]:
-    """Converts `value` (a name such as "uint16", a numpy or torch dtype) to a numpy integer dtype, little-endian by default."""
+    """Converts a name such as "uint16", or a numpy or torch dtype, to a numpy integer dtype, little-endian by default."""
     text = str(value).removeprefix("torch.") if not isinstance(value, type | np.dtype) else value
     try:
         dtype = np.dtype(text)
@@ -94,7 +94,7 @@ def _from_base64(text: str, expected: Expected) -> Array:
     padding = len(text[-2:]) - len(text[-2:].rstrip("="))
     is_npy = text.startswith(_NPY_BASE64)
     if not is_npy:
-        _raw_layout(len(text) // 4 * 3 - padding, expected)  # refuses before anything is decoded
+        _raw_layout(len(text) // 4 * 3 - padding, expected)  # raises before anything is decoded
     try:
         blob = binascii.a2b_base64(text, strict_mode=True)
     except ValueError:
@@ -104,10 +104,10 @@ def _from_base64(text: str, expected: Expected) -> Array:
 
 
 def _require_base64(text: str) -> None:
-    """Raises InputError at another character; base85, which Python writes too, has all of base64's but the slash."""
+    """Raises InputError if `text` has a character outside base64. The error recognises base85, which Python also writes."""
     if set(text) <= _BASE64:
         return
-    cure = "decode it by base64.b85decode and give the bytes" if set(text) <= _BASE85 else "send it as the engine gave it"
+    cure = "decode it with base64.b85decode and give the bytes" if set(text) <= _BASE85 else "send it as the engine gave it"
     lack = "not base64, A-Z a-z 0-9 + / and = at the end" + (", but may be base85" if set(text) <= _BASE85 else "")
     raise InputError(f"text that begins with {text[:12]!r} is {lack}; {cure}.")
 
@@ -117,14 +117,14 @@ def _from_raw(blob: memoryview, expected: Expected) -> Array:
     array = np.frombuffer(blob, dtype)
     guessed = expected.dtype is None and expected.shape is None and dtype.itemsize < 4
     if guessed and array.size > 1 and not array[1 : 1 << 16 : 2].any():
-        # Half of an int32 payload has the bytes of a whole int16 one.
+        # The first half of an int32 payload has as many bytes as a whole int16 payload.
         layout = f"{dtype} of shape {list(shape)} by their number, but look like wider numbers"
         raise InputError(f"{len(blob)} bytes would be {layout}; the payload is truncated, or give dtype.")
     return array.reshape(shape)
 
 
 def _raw_layout(num_bytes: int, expected: Expected) -> tuple[np.dtype[Any], tuple[int, int, int]]:
-    """dtype and shape of raw bytes: the only one that fits; without a dtype and row counts int32, which SGLang sends."""
+    """Returns the only dtype and shape that fit the raw bytes. Without a dtype and row counts, assumes int32, as SGLang sends."""
     if expected.shape is not None:
         dtype, shape = expected.dtype or np.dtype("<i4"), checked_shape(expected.shape)
         _require_sizes(shape, expected)
@@ -163,7 +163,7 @@ def checked_shape(value: Any) -> tuple[int, int, int]:
 
 
 def _from_npy(blob: memoryview, expected: Expected) -> Array:
-    """The array of an .npy file in memory, without a copy."""
+    """Returns the array of an .npy file in memory, without a copy."""
     array = npy_array(blob)
     if array.dtype.kind not in "iu":
         says = f"{array.dtype.str} of shape {list(array.shape)}"
@@ -172,7 +172,7 @@ def _from_npy(blob: memoryview, expected: Expected) -> Array:
 
 
 def _from_lists(tokens: Sequence[Any]) -> Array:
-    """int32 [T, L, K] of nested lists; -1 for None, be it a token, a layer or an expert."""
+    """Converts nested lists to int32 [T, L, K]. None, whether for a token, a layer or an expert, becomes -1."""
     layers = _level(tokens, "tokens")
     rows = _level(layers, "layers")
     kinds = set(map(type, rows))
@@ -184,18 +184,18 @@ def _from_lists(tokens: Sequence[Any]) -> Array:
         raise InputError(f"nested lists of routing must hold whole numbers or None; got {' and '.join(sorted(wrong)[:3])}.")
     try:
         wide = np.fromiter(rows, np.int64, len(rows))
-        flat = wide.astype(np.int32)  # from the list itself, numpy 1 would cut off the upper bits
+        flat = wide.astype(np.int32)  # numpy 1 would cut off the upper bits when converting the list directly
         beyond = not np.array_equal(flat, wide)
     except OverflowError:
         beyond = True
     if beyond:
-        raise InputError("nested lists of routing hold numbers beyond 32 bits; these are no experts.")
+        raise InputError("nested lists of routing hold numbers beyond 32 bits; these are not experts.")
     T = len(tokens)
     return flat.reshape(T, len(layers) // T, len(rows) // max(len(layers), 1))
 
 
 def _level(lists: Sequence[Any], what: str) -> list[Any]:
-    """The elements of lists of one length, one after the other; a None among them stands for a list of None."""
+    """Returns the elements of lists of equal length, one after the other. None among the lists counts as a list of None."""
     kinds = set(map(type, lists)) - {list, tuple, type(None)}
     lengths = set(map(len, (x for x in lists if x is not None))) if not kinds else set()
     if kinds or len(lengths) != 1 or 0 in lengths:
@@ -207,7 +207,7 @@ def _level(lists: Sequence[Any], what: str) -> list[Any]:
 
 
 def _shaped(array: Array, expected: Expected) -> Array:
-    """`array` as [T, L, K]; one or two axes are split as expected."""
+    """Returns `array` as [T, L, K]. One or two axes are split as expected."""
     if expected.shape is not None and array.shape != checked_shape(expected.shape):
         raise InputError(f"the payload has shape {list(array.shape)} but {list(expected.shape)} was sent with it; correct it.")
     one_layer = array.ndim == 2 and array.shape[1] == expected.num_topk and 1 not in expected.num_layers
@@ -223,7 +223,7 @@ def _shaped(array: Array, expected: Expected) -> Array:
 
 
 def _require_sizes(shape: Sequence[int], expected: Expected) -> None:
-    """Raises InputError unless a row [layers, top-k] is one of this model, or could be of any."""
+    """Raises InputError unless the axes [layers, top-k] fit this model, or any model if it is not known."""
     _, num_layers, num_topk = shape
     if not 1 <= num_layers <= _MAX_LAYERS or not 1 <= num_topk <= _MAX_LAYERS:
         raise InputError(

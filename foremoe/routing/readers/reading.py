@@ -1,4 +1,4 @@
-"""Reader: aligns the payloads of one sequence with its tokens, given the model."""
+"""Reader: aligns the payloads of one sequence with its tokens, for a given model."""
 
 import itertools
 import math
@@ -21,15 +21,15 @@ from foremoe.routing.readers.sequences import Routed, parse_routed
 
 
 class Read(NamedTuple):
-    """A decoded sequence."""
+    """Decoded routing of one sequence."""
 
     num_tokens: int
-    pieces: list[tuple[int, Array, Array]]  # first token, layers of the payload that are MoE layers, rows [T, layers, K]
-    num_padding: int = 0  # rows that were cut off
+    pieces: list[tuple[int, Array, Array]]  # first token, MoE layers among the payload's layers, rows [T, layers, K]
+    num_padding: int = 0  # number of rows that were cut off
 
 
 class Reader:
-    """Decodes sequences of one model; the first sequence fixes what the model leaves open.
+    """Decodes sequences of one model. Properties that the model leaves open are taken from the first sequence.
 
     The arguments are those of `from_routed_experts`.
     """
@@ -61,13 +61,13 @@ class Reader:
 
     @property
     def moe_layer_L(self) -> Array:
-        """int32 [L]: the model's numbers of the layers to read."""
+        """int32 [L], the model's numbers of the layers to read."""
         if self._moe is None:
             raise InputError("the payloads do not show the layers; give model or moe_layer_L.")
         return self._moe
 
     def topk(self) -> int:
-        """K."""
+        """Returns K. Raises InputError if it is not known."""
         if self._topk is None:
             raise InputError("the payloads do not show top-k; give model or num_topk.")
         return self._topk
@@ -77,8 +77,8 @@ class Reader:
         return np.zeros((num_tokens, len(self.moe_layer_L), self.topk()), np.uint8 if self.num_experts <= 256 else np.int16)
 
     def require_tokens(self, num_tokens: int, source_bytes: int) -> None:
-        """Raises InputError if payloads of these bytes are too small for routing of this many tokens."""
-        # Of payloads that are None, lengths alone say how many tokens there are.
+        """Raises InputError if payloads with `source_bytes` bytes are too small for routing of this many tokens."""
+        # If all payloads are None, the number of tokens comes from the lengths alone.
         layers = 1 if self._moe is None else len(self._moe)
         shape = num_tokens, layers, self._topk or 1
         num_bytes = math.prod(shape) * (1 if self.num_experts <= 256 else 2)
@@ -100,7 +100,7 @@ class Reader:
         if item.data is None or (isinstance(item.data, str | bytes | bytearray | list | tuple) and not item.data):
             return _without_rows(item, start, pieces)
         fitting = _num_rows(length, start)
-        # A response without its prompt: engines that send both apart may give None for a cached prompt.
+        # The payload may be a response without its prompt, because engines that send both may send None for a cached prompt.
         after_prompt = _num_rows(length, item.prompt_length) if item.prompt is None else ()
         rows_TLK = self._decode(item.data, item.dtype, item.shape, (*fitting, *after_prompt))
         num_rows = len(rows_TLK)
@@ -109,7 +109,7 @@ class Reader:
         if num_rows in after_prompt and num_rows not in fitting:
             start = item.prompt_length or 0
         if length is None and item.num_last_missing is None:
-            says = "neither token ids nor counts of tokens for each choice, so that its rows may belong to any tokens"
+            says = "neither token ids nor counts of tokens for each choice, so its rows may belong to any tokens"
             raise InputError(f"the answer has {says}; ask for token ids, or give lengths, or start (0 if none was requested).")
         if length is None:
             length = start + num_rows + (item.num_last_missing or 0)
@@ -122,15 +122,15 @@ class Reader:
             raise InputError(f"{rows} {lack}; {cure}, or correct lengths.")
         used = min(num_rows, length - start)
         if (rows_TLK[used:] != rows_TLK[used : used + 1]).any():
-            # Padding repeats one row; a request that was resumed may send the rows of its first part again before the others.
+            # Padding repeats one row. A resumed request may send the rows of its first part again before the others.
             found = f"{num_rows} rows from token {start} on for {length} tokens, and those beyond are routing, not padding"
-            cure = "of a sequence that was resumed give each request's routing as a segment of its own, in a list in the list"
+            cure = "for a resumed sequence, give the routing of each request as a segment, in a nested list"
             raise InputError(f"{found}; {cure}, or correct lengths.")
         pieces.append((start, self._positions(rows_TLK.shape[1]), rows_TLK[:used]))
         return Read(length, pieces, num_rows - used)
 
     def _join_segments(self, item: Routed) -> Read:
-        """The segments of one sequence, each token from one of them; see `Routed.segments`."""
+        """Joins the segments of one sequence, taking each token from one of them, as described in `Routed`."""
         reads = []
         for i, segment in enumerate(item.segments):
             with naming(f"segment {i}"):
@@ -168,7 +168,7 @@ class Reader:
         return rows_TLK
 
     def _layer_counts(self) -> tuple[int, ...]:
-        """How many layers a row may have."""
+        """Returns the numbers of layers that a row may have."""
         if self._num_layers is not None:
             return (self._num_layers,)
         if self._moe is None:
@@ -176,7 +176,7 @@ class Reader:
         return tuple(dict.fromkeys((int(self._moe.max()) + 1, len(self._moe))))
 
     def _positions(self, num_layers: int) -> Array:
-        """int64: which layers of a row are the MoE layers; all of them where the row has no others."""
+        """Returns the positions of the MoE layers among the layers of a row, int64. They may be all layers of the row."""
         if self._moe is None:
             self._moe = np.arange(num_layers, dtype=np.int32)
         counts = self._layer_counts()
@@ -190,7 +190,7 @@ class Reader:
 
 
 def _without_rows(item: Routed, start: int, pieces: list[tuple[int, Array, Array]]) -> Read:
-    """A sequence of which no more than the prompt's rows were sent: aborted, or lost."""
+    """Returns a sequence that was aborted or whose routing was lost, with the prompt's rows at most."""
     length = item.length
     if length is None:
         length = start + (0 if item.data is None else item.num_last_missing or 0)
@@ -200,12 +200,12 @@ def _without_rows(item: Routed, start: int, pieces: list[tuple[int, Array, Array
 
 
 def _num_rows(length: int | None, start: int | None) -> tuple[int, ...]:
-    """How many rows a payload from token `start` on may have: all, or all but the last; none where that is not known."""
+    """Returns the possible numbers of rows from token `start` on: all, or all but the last. Empty if they are not known."""
     return () if length is None or start is None else tuple(n for n in (length - start, length - start - 1) if n >= 0)
 
 
 def _agree(model: Model | None, given: int | None, name: str) -> int | None:
-    """The model's or the given number of this name; they must not differ."""
+    """Returns the number called `name` from the model or the argument. Raises InputError if they differ."""
     if given is None:
         return getattr(model, name, None)
     value = whole(given, name)

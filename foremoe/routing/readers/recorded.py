@@ -1,7 +1,7 @@
 """Reads files of engines and recorders: answers, chosen experts and counts in JSON, parquet, ``.pt``, ``.npz``, safetensors.
 
-No code in a file is run and no size is trusted: a ``.pt`` may hold only tensors and plain values, and sizes are checked against
-the file's.
+Code in a file is never run, and a size in a file is never trusted. A ``.pt`` may hold only tensors and plain values. Sizes are
+checked against the size of the file.
 """
 
 import contextlib
@@ -33,27 +33,27 @@ from foremoe.routing.readers.tables import COUNTS, counts_of, routed_of, table_c
 SUFFIXES = (".json", ".jsonl", ".ndjson", ".parquet", ".pt", ".pth", ".npz", ".safetensors")
 _TRACES = ("topk_ids", "topk_TLK")
 _PER_SEQUENCE = ("routed_experts", "rollout_routed_experts", *_TRACES, "selected_experts", "expert_ids", "experts")
-_EXPANSION = 16  # what a compressed file may become, as for .npz
+_EXPANSION = 16  # largest ratio of decompressed to compressed size, as for .npz
 
 
 class Recorded(NamedTuple):
-    """Content of a file: routing of sequences, or counts; None: not present."""
+    """Content of a file, which is the routing of sequences, or counts. A part that is not present is None."""
 
-    payloads: Any = None  # for `from_routed_experts`
-    lengths: Array | None = None  # tokens of each payload
+    payloads: Any = None  # payloads for `from_routed_experts`
+    lengths: Array | None = None  # number of tokens of each payload
     load_SLE: Array | None = None  # int64, pairs of each recorded step, layer and expert
     layer_L: Array | None = None  # numbers of the layers
-    rank: int | None = None  # the rank that counted
+    rank: int | None = None  # rank that counted
     num_experts: int | None = None
     num_topk: int | None = None
-    model: str | None = None  # a preset
+    model: str | None = None  # name of a preset
 
 
 def read_recorded(path: str, model: Model | None = None) -> Recorded:
-    """Reads one file; `model` decides between counts and chosen experts if the file could be either.
+    """Reads one file. `model` decides between counts and chosen experts if the file could contain either.
 
     Raises:
-        InputError: The format is not known; the message gives a remedy.
+        InputError: The format is not known, or the contents are not routing. The message gives a cure.
     """
     source, experts = Path(path), None if model is None else model.num_experts
     suffix = source.suffix.lower()
@@ -71,7 +71,7 @@ def read_recorded(path: str, model: Model | None = None) -> Recorded:
 
 
 def _json(path: str) -> Any:
-    """The value of a JSON file, or the list of those on its lines."""
+    """Returns the value of a JSON file, or the list of the values on its lines."""
     with open_regular(path) as file:
         data = file.read()
     lines = [line for line in data.splitlines() if line.strip()]
@@ -89,7 +89,7 @@ def _json(path: str) -> Any:
 
 
 def _torch(path: str) -> Any:
-    """What `torch.save` wrote, if it holds nothing but tensors and plain values."""
+    """Returns the value that `torch.save` wrote. Raises InputError unless it holds only tensors and plain values."""
     if find_spec("torch") is None:
         raise InputError("a .pt file is read by torch, which is not installed; install it, or save the counts as .npz.")
     import torch
@@ -97,7 +97,7 @@ def _torch(path: str) -> Any:
     members, damaged = [], "it is not what torch.save writes, truncated or damaged; write it again."
     with open_regular(path) as file, contextlib.suppress(zipfile.BadZipFile, NotImplementedError, ValueError, OSError):
         members, size = zipfile.ZipFile(file).infolist(), file_bytes(file)
-    # Nothing that torch writes is compressed; what is may become anything.
+    # torch writes no compressed members, and a compressed member may expand to any size.
     if not members or any(m.compress_type for m in members) or sum(m.file_size for m in members) > size:
         raise InputError(damaged)
     try:
@@ -110,7 +110,7 @@ def _torch(path: str) -> Any:
 
 
 def _parquet(path: str, size: int) -> list[Any]:
-    """The rows of a parquet file, as far as their columns are known."""
+    """Returns the rows of a parquet file, with only the columns that are known."""
     if find_spec("pyarrow") is None:
         raise InputError("a parquet file is read by pyarrow, which is not installed; install it, or write JSON lines.")
     import pyarrow
@@ -130,7 +130,7 @@ def _parquet(path: str, size: int) -> list[Any]:
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         if isinstance(error, InputError):
             raise
-        raise InputError(f"it is no parquet file, truncated or damaged ({first_line(error)}); write it again.") from None
+        raise InputError(f"it is not a parquet file, or is truncated or damaged ({first_line(error)}); write it again.") from None
 
 
 _READ = (
@@ -170,13 +170,13 @@ def _is_answer(value: Any) -> bool:
 
 
 def _array(value: Any, size: int) -> Array:
-    """Nested lists or a tensor as an array, whose bytes are in the file."""
+    """Returns nested lists or a tensor as an array. A tensor may not be much larger than its bytes in the file."""
     if hasattr(value, "is_floating_point"):
-        # A tensor may repeat its bytes as often as it likes.
+        # A tensor that is a view may repeat its bytes any number of times.
         require_budget(8 * value.numel(), f"a tensor of shape {list(value.shape)}", "save it without views", size)
         value = value.double() if value.is_floating_point() else value
     try:
-        # Of one text among numbers numpy would make texts of all, each as long as the longest.
+        # If a list mixes text and numbers, numpy would convert all entries to text of the length of the longest.
         array = np.asarray(value, np.float64) if isinstance(value, list) else np.asarray(value)
     except (ValueError, TypeError, RuntimeError, OverflowError) as error:
         raise InputError(f"it holds lists or a tensor that make no array ({first_line(error)[:200]}); {_READ}.") from None
@@ -211,7 +211,7 @@ def _of_arrays(names: Collection[str], read: Callable[[str], Array], experts: in
 
 
 def _whole(array: Array) -> Array:
-    """int64 counts."""
+    """Returns counts as int64. Raises InputError unless they are whole numbers of at least 0."""
     array = array.astype(np.float64) if array.dtype.kind == "f" else array
     if array.dtype.kind not in "iuf" or not ((array >= 0) & (array < 2**53)).all() or (array % 1 != 0).any():
         raise InputError("its counts are not all whole numbers of at least 0; give counts of pairs, not shares.")
@@ -219,7 +219,7 @@ def _whole(array: Array) -> Array:
 
 
 def _statistics(names: list[str], read: Callable[[str], Array], source: Path) -> Recorded:
-    """Counts as TensorRT-LLM writes them: an array [experts] for each ITERATION_LAYER, and `meta_info.json` beside the files."""
+    """Reads counts of TensorRT-LLM: an array [experts] per ITERATION_LAYER, with `meta_info.json` next to the files."""
     arrays = {tuple(map(int, name.split("_"))): _whole(read(name)) for name in names}
     shapes = {array.shape for array in arrays.values()}
     if len(shapes) != 1 or len(next(iter(shapes))) != 1:
@@ -258,7 +258,7 @@ def _of_rows(rows: list[Any], size: int) -> Recorded:
         return Recorded(payloads, layer_L=layer_L)
     name = next((n for n in _PER_SEQUENCE if n in first), None)
     if name is None:
-        raise InputError(f"its first row has {', '.join(map(str, first))[:200] or 'nothing'}, which is no routing; {_READ}.")
+        raise InputError(f"its first row has {', '.join(map(str, first))[:200] or 'nothing'}, which is not routing; {_READ}.")
     if name == "routed_experts":
         return Recorded(rows)
     lengths = [len(row["tokens"]) for row in rows if isinstance(get(row, "tokens"), list)]
@@ -266,7 +266,7 @@ def _of_rows(rows: list[Any], size: int) -> Recorded:
 
 
 def _unwrapped(row: Any) -> Any:
-    """The answer in a line of a batch run."""
+    """Returns the answer in a line of a batch run, or the line itself."""
     body = get(get(row, "response"), "body")
     return row if body is None else body
 

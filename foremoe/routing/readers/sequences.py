@@ -1,4 +1,4 @@
-"""Assigns payloads to sequences, and reads their envelopes."""
+"""Assigns payloads to sequences and reads their envelopes, which are dicts with metadata."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -14,28 +14,28 @@ from foremoe.routing.readers.payloads import as_numpy
 
 # Letters: B sequences of a batch, S tokens of its longest, Q sequences.
 
-# Longer than the context of any model: what counts of tokens in an envelope may claim.
+# Largest number of tokens that an envelope may state. It is longer than the context of any model.
 MAX_TOKENS = 2**24
 _MAX_DEPTH = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Routed:
-    """The routing of one sequence as an engine sent it, with its metadata; None: not known.
+    """The routing of one sequence as an engine sent it, with its metadata. Metadata that is not known is None.
 
-    Instead of `data`, `segments` hold the payloads of several requests (turns, resumed rollouts) in order, each of any kind and
-    with its own `start`. Where they overlap, the later one wins, unless one of its rows is unknown and the earlier one's is
-    known. Tokens outside all segments are unknown.
+    Instead of `data`, `segments` may hold the payloads of several requests (turns, resumed rollouts) in order. Each may be of any
+    kind and has its own `start`. Where segments overlap, the later one wins, unless its routing of a token is unknown and the
+    earlier one's is known. Tokens outside all segments are unknown.
     """
 
-    data: Any = None  # a payload in any encoding, from token `start` on, or from the end of the prompt if `prompt` is given
-    prompt: Any = None  # the payload of the prompt's tokens, from token `start` on, where the engine sends it apart
-    length: int | None = None  # tokens of the sequence
-    prompt_length: int | None = None  # tokens of its prompt
-    start: int = 0  # the token that the first row belongs to
-    num_last_missing: int | None = 0  # tokens after the last row, where `length` is None; None: it must be given
-    dtype: Any = None  # of `data`, where the engine sent it apart
-    shape: Any = None  # of `data`, where the engine sent it apart
+    data: Any = None  # payload in any encoding, from token `start` on, or from the end of the prompt if `prompt` is given
+    prompt: Any = None  # payload of the prompt's tokens, from token `start` on, if the engine sends it separately
+    length: int | None = None  # number of tokens of the sequence
+    prompt_length: int | None = None  # number of tokens of its prompt
+    start: int = 0  # token to which the first row belongs
+    num_last_missing: int | None = 0  # number of tokens after the last row if `length` is None; None: length is required
+    dtype: Any = None  # type of `data`, if the engine sent it separately
+    shape: Any = None  # shape of `data`, if the engine sent it separately
     segments: tuple[Any, ...] = ()
 
     def __post_init__(self) -> None:
@@ -52,7 +52,7 @@ class Routed:
 
 
 def unpack(payloads: Any, lengths: Any = None, start: Any = None, mask: Any = None) -> list[Routed]:
-    """Returns one `Routed` per sequence; see `from_routed_experts` for the arguments."""
+    """Returns one `Routed` per sequence. The arguments are those of `from_routed_experts`."""
     if mask is not None:
         return _cut_by_mask(payloads, mask, lengths, start)
     items = _separate(payloads)
@@ -67,7 +67,7 @@ def unpack(payloads: Any, lengths: Any = None, start: Any = None, mask: Any = No
 
 
 def parse_routed(item: Any, depth: int = 0) -> Routed:
-    """Converts one payload with its envelope to `Routed`; `depth` counts the envelopes around it."""
+    """Converts one payload with its envelope to `Routed`. `depth` is the number of envelopes around it."""
     if depth > _MAX_DEPTH:
         raise InputError(f"the payload lies in more than {_MAX_DEPTH} envelopes; send it in one.")
     if isinstance(item, Routed):
@@ -102,16 +102,16 @@ def parse_routed(item: Any, depth: int = 0) -> Routed:
 
 
 def num_ids(ids: Any) -> int | None:
-    """Returns the number of token ids; None if they were not sent."""
+    """Returns the number of token ids, or None if they were not sent."""
     if ids is None or (hasattr(ids, "__len__") and not isinstance(ids, str)):
         return None if ids is None else len(ids)
     raise InputError(f"token ids must be a list; got {type(ids).__name__}.")
 
 
 def payload_bytes(items: Sequence[Any], depth: int = 0) -> int:
-    """Bytes of payloads as received, without envelopes; for nested lists, about the size of their numbers."""
+    """Returns the size in bytes of payloads as received, without envelopes. Nested lists count about as their numbers."""
     if depth > _MAX_DEPTH:
-        return 0  # it is refused where it is read
+        return 0  # an error is raised when it is read
     total, inner = 0, depth + 1
     for item in items:
         if isinstance(item, Routed):
@@ -126,14 +126,14 @@ def payload_bytes(items: Sequence[Any], depth: int = 0) -> int:
 
 
 def _with_length(item: Routed, length: Any, start: Any) -> Routed:
-    """`item` with the caller's length and start, which must agree with its own."""
+    """Returns `item` with the caller's length and start. Raises InputError if they contradict its own."""
     length = None if length is None else whole(length, "length", 1)
     if None not in (length, item.length) and length != item.length:
         raise InputError(f"lengths says {length} tokens but the payload {item.length}; correct lengths, or leave it out.")
     first = 0 if start is None else whole(start, "start", 0)
     if first and item.start and first != item.start:
         raise InputError(f"start says {first} but the payload {item.start}; correct start, or leave it out.")
-    # Rows of an engine end at the last token but one; a caller who says where they begin says where they belong.
+    # An engine's rows end at the second-to-last token. If the caller gives the start, the position of all rows is known.
     is_told = start is not None and item.num_last_missing is None
     if length is None and not first and not is_told:
         return item
@@ -143,7 +143,7 @@ def _with_length(item: Routed, length: Any, start: Any) -> Routed:
 
 
 def _separate(payloads: Any) -> list[Any]:
-    """The payloads of a list, of a batch or of a nested tensor; one payload alone becomes a list."""
+    """Returns the payloads of a list, a batch or a nested tensor. A single payload becomes a list."""
     if getattr(payloads, "is_nested", False):
         return list(payloads.unbind())
     array = as_numpy(payloads) if not isinstance(payloads, list | tuple) else None
@@ -154,7 +154,7 @@ def _separate(payloads: Any) -> list[Any]:
     if not isinstance(payloads, list | tuple):
         return [payloads]
     if _is_pair(payloads) or any(map(_is_pair, payloads)):
-        raise InputError("a pair of shape and bytes does not tell its dtype; give {'data': .., 'shape': .., 'dtype': ..}.")
+        raise InputError("a pair of shape and bytes does not contain its dtype; give {'data': .., 'shape': .., 'dtype': ..}.")
     depth, leaf = _depth(payloads)
     if not isinstance(leaf, int | float | np.number) and depth > 1:
         kind = "empty" if leaf is None else type(leaf).__name__
@@ -165,7 +165,7 @@ def _separate(payloads: Any) -> list[Any]:
 
 
 def _is_pair(value: Any) -> bool:
-    """True for bytes or text with three whole numbers beside it, as arrays are often serialized."""
+    """Returns True for bytes or text together with three integers, a common way to serialize arrays."""
     if not isinstance(value, list | tuple) or not 2 <= len(value) <= 3:
         return False
     shapes = [x for x in value if isinstance(x, list | tuple) and len(x) == 3 and all(isinstance(n, int) for n in x)]
@@ -173,7 +173,7 @@ def _is_pair(value: Any) -> bool:
 
 
 def _depth(value: Any, limit: int = 6) -> tuple[int, Any]:
-    """How deep lists are nested (up to a limit) down to the first element that is no list and not None, and that element."""
+    """Returns the depth of nested lists (up to a limit) at the first element that is neither a list nor None, and the element."""
     if not isinstance(value, list | tuple) or limit == 0:
         return 0, value
     found = (0, None)
@@ -199,7 +199,7 @@ def _one_each(value: Any, num: int, name: str) -> list[Any]:
 
 
 def _cut_by_mask(payloads: Any, mask: Any, lengths: Any, start: Any) -> list[Routed]:
-    """The sequences of a padded batch, without their padding on either side."""
+    """Returns the sequences of a padded batch, without the padding on either side."""
     array = as_numpy(payloads) if not isinstance(payloads, list | tuple) else None
     mask_BS: Array = as_array(mask.cpu() if hasattr(mask, "cpu") else mask, "mask")
     if array is None or array.ndim != 4 or mask_BS.shape != array.shape[:2] or lengths is not None or start is not None:

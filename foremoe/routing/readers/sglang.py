@@ -13,17 +13,17 @@ from foremoe.routing.readers.sequences import Routed, parse_routed
 
 
 def payloads(outputs: Any) -> list[Routed]:
-    """Returns one `Routed` per output or choice, in order; the last token has no row.
+    """Returns one `Routed` per output or choice, in order. The last token of a sequence has no routing.
 
     Args:
-        outputs: A dict with `meta_info` as `/generate` and the engine return it, an answer of an OpenAI route with `choices`, or
-            a list of these; a nested list is one sequence of several requests (turns, resumed rollouts), in order.
-            OpenAI routes send routing of the first choice alone, in `sglext`, unless the request has `return_meta_info`.
-            Lengths come from token ids and token counts; without either, give `lengths`. Answers do not repeat the request's
-            `routed_experts_start_len`: if it was set, add it to the answer under this name, or give `start`.
+        outputs: A dict with `meta_info` as returned by `/generate` and the engine, an answer of an OpenAI route with `choices`,
+            or a list of these. A nested list is one sequence of several requests (turns, resumed rollouts), in order.
+            OpenAI routes send the routing of only the first choice, in `sglext`, unless the request has `return_meta_info`.
+            Lengths come from token ids and token counts. If an answer has neither, give `lengths`. Answers do not repeat the
+            request's `routed_experts_start_len`. If it was set, add it to the answer under this name, or give `start`.
 
     Raises:
-        InputError: The output has another form.
+        InputError: The output is in another format.
     """
     return sequences_of(outputs, _of_answer)
 
@@ -34,12 +34,12 @@ def _of_answer(answer: Any) -> list[Routed]:
     start = answer.get("routed_experts_start_len") or 0
     if "choices" not in answer:
         return [_of_choice(answer, start)]
-    choices = answer["choices"] or [{}]  # the chunk of a stream that has the routing has no choice
+    choices = answer["choices"] or [{}]  # in a stream, the chunk with the routing has no choice
     if not isinstance(choices, list | tuple) or not all(isinstance(choice, Mapping) for choice in choices):
         raise InputError(f"choices of an output must be a list of dicts; got {type(choices).__name__}.")
     if get(answer.get("sglext"), "routed_experts") is None:
         return [_of_choice(choice, start) for choice in choices]
-    sent, usage = answer["sglext"], answer.get("usage") if len(choices) == 1 else None  # of several choices it has sums
+    sent, usage = answer["sglext"], answer.get("usage") if len(choices) == 1 else None  # for several choices, usage has sums
     output_ids = get(sent, "output_ids") or [None] * len(choices)
     out = []
     for i, choice in enumerate(choices):
@@ -51,7 +51,7 @@ def _of_answer(answer: Any) -> list[Routed]:
 
 
 def _of_choice(choice: Mapping[str, Any], start: int) -> Routed:
-    """The routing of an output or choice that holds its own, or was aborted."""
+    """Returns the routing of an output or choice that holds its own routing, or was aborted."""
     meta = choice.get("meta_info")
     reason = get(meta, "finish_reason") or choice.get("finish_reason")
     if (get(reason, "type") or reason) == "abort" and "routed_experts" not in {*choice, *(meta or ())}:

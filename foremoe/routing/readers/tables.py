@@ -1,4 +1,4 @@
-"""Reads tables with a row for each layer of a token, or for each expert of a layer, under common column names."""
+"""Reads tables with a line for each layer of a token, or for each expert of a layer, under common column names."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -22,17 +22,20 @@ _COLUMNS = {
     "expert": ("expert", "expert_id", "expert_idx"), "count": ("count", "num_tokens", "token_count"),
     "step": ("step", "micro_step", "iteration", "forward_pass_id"),
 }  # fmt: skip
-_ROW_BYTES = 64  # what a row of a table takes at least, once parsed
+_ROW_BYTES = 64  # least memory of a table's line, once parsed
 
 
 def table_columns(names: Collection[str]) -> dict[str, str]:
-    """Returns the column of each role that the table has."""
+    """Returns the table's column for each role, without roles that the table lacks."""
     found = {role: next((name for name in known if name in names), None) for role, known in _COLUMNS.items()}
     return {role: name for role, name in found.items() if name is not None}
 
 
 def routed_of(rows: list[Any], columns: Mapping[str, str], size: int) -> tuple[list[Array], Array]:
-    """int32 [T, L, K] of each sequence in the order of its first row, -1 for missing rows; and the layers' numbers."""
+    """Returns int32 [T, L, K] of each sequence, -1 if missing, and the numbers of the layers.
+
+    The sequences are in the order of their first lines in the table.
+    """
     cells: dict[Any, list[tuple[int, int, Any]]] = {}
     for row in rows:
         token = whole(_cell(row, columns, "token"), columns["token"], 0, MAX_TOKENS)
@@ -57,7 +60,7 @@ def routed_of(rows: list[Any], columns: Mapping[str, str], size: int) -> tuple[l
 
 
 def counts_of(rows: list[Any], columns: Mapping[str, str], size: int) -> tuple[Array, Array]:
-    """int64 [S, L, E], zero for missing rows; and the layers' numbers."""
+    """Returns counts, int64 [S, L, E], zero if missing, and the numbers of the layers."""
     keys = [name for name in ("step", "layer", "expert", "count") if name in columns]
     highs = {"step": MAX_TOKENS, "layer": MAX_EXPERTS, "expert": MAX_EXPERTS, "count": 2**31 - 1}
     cells = np.array([[whole(_cell(row, columns, key), columns[key], 0, highs[key]) for key in keys] for row in rows], np.int64)

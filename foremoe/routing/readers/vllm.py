@@ -15,10 +15,10 @@ def payloads(outputs: Any) -> list[Routed]:
     """Returns one `Routed` per completion, in order.
 
     Args:
-        outputs: A `RequestOutput` of vLLM, an answer of its HTTP server as a dict, or a list of these; a nested list is one
-            sequence of several requests (turns, resumed rollouts). Lengths come from token ids, and from `usage` in an answer of
-            one choice; without either, give `lengths`. Answers do not repeat the request's `routed_experts_prompt_start`: if it
-            was set, add it to the answer under this name, or give `start`.
+        outputs: A `RequestOutput` of vLLM, an answer of its HTTP server as a dict, or a list of these. A nested list is one
+            sequence of several requests (turns, resumed rollouts). Lengths come from token ids, or from `usage` if an answer has
+            one choice. If an answer has neither, give `lengths`. Answers do not repeat the request's
+            `routed_experts_prompt_start`. If it was set, add it to the answer under this name, or give `start`.
 
     Raises:
         InputError: An output has no completions.
@@ -30,7 +30,7 @@ def _of_answer(answer: Any) -> list[Routed]:
     completions = get(answer, "outputs") or get(answer, "choices")
     if not isinstance(completions, list | tuple) or not completions:
         raise InputError(f"a request's output needs outputs or choices with routed_experts; got {type(answer).__name__}.")
-    usage = get(answer, "usage") if len(completions) == 1 else None  # of several choices it has sums
+    usage = get(answer, "usage") if len(completions) == 1 else None  # for several choices, usage has sums
     prompt_ids, start = get(answer, "prompt_token_ids"), get(answer, "routed_experts_prompt_start") or 0
     apart = "prompt_routed_experts" in answer if isinstance(answer, Mapping) else hasattr(answer, "prompt_routed_experts")
     out = []
