@@ -97,21 +97,22 @@ class Advice:
     def beside_even(self) -> str:
         """Compares with even routing, in words."""
         if self.even_gain <= -0.0005:
-            return f"even routing would be {-self.even_gain:.1%} slower"
+            return f"even routing without slots would take {1.0 / (1.0 + self.even_gain) - 1.0:.1%} longer"
         return f"even routing would gain {max(self.even_gain, 0.0):.1%} more"
 
     def __str__(self) -> str:
         best, most = self.best, self.speedup * max((c.speedup for c in self.changes if _of_slots(c)), default=1.0)
         most = max(self.speedup, most)
+        unfit = "" if self.fit.fits else "; no change that was tried makes the stage fit into memory"
         if most < 1.0 + LEAST_USE:
             longer = f"the stage would take {over(1.0, self.speedup) - 1.0:.1%} longer"
             return f"do not use foremoe here: {longer if self.speedup < 1.0 else f'it would gain {most - 1.0:.1%}'}"
         if best is None:
             where = "" if any(change.cost == _LAYOUT for change in self.changes) else " with these micro-steps and ranks"
-            return f"nothing to change{where}: {self.beside_even}"
+            return f"nothing to change{where}: {self.beside_even}{unfit}"
         if best.name == RECOMPUTE:
             return f"{best.name}: the stage does not fit without it ({best.cost})"
-        return f"{best.name}: {best.speedup - 1.0:.1%} more tokens per second ({best.cost})"
+        return f"{best.name}: {best.speedup - 1.0:.1%} more tokens per second ({best.cost}){unfit}"
 
 
 _LAYOUT = "another layout"  # cost of the cases in `redealt`, which not every command tries

@@ -35,7 +35,7 @@ def cure(found: Fit) -> str:
         return ""
     if found.reforward_bytes is not None and found.reforward_bytes <= found.memory_bytes:
         return "; --schedule accumulate+reforward makes it fit"
-    return "; more --ranks, --pp of `simulate`, fewer --layers or --optimizer-bytes 0 make it smaller"
+    return "; more --ranks, --pp of `simulate`, shorter micro-steps, fewer --layers or --optimizer-bytes 0 make it smaller"
 
 
 def plan_line(problem: Problem, plan: Plan, trainer: Trainer) -> str:
@@ -44,5 +44,6 @@ def plan_line(problem: Problem, plan: Plan, trainer: Trainer) -> str:
     held = ", ".join(f"{name} {gigabytes(size)}" for name, size in parts.items() if size)
     stored = host_bytes(problem, plan)
     host = f"; host store {gigabytes(stored)} GB a node" if stored else ""
-    found = plan_fit(problem, plan, trainer)
-    return f"memory: {found.text(f' ({held}){host}')}{cure(found)}"
+    found, model = plan_fit(problem, plan, trainer), problem.model
+    part = f"{problem.L} of {model.num_layers} layers: " if model.num_layers > problem.L else ""
+    return f"memory: {part}{found.text(f' ({held}){host}')}{cure(found)}"
