@@ -134,8 +134,8 @@ def test_looking_ahead_never_hurts_a_stage_without_contention(case):
 def test_nothing_beats_force_balanced_where_links_are_free(case):
     problem, plan = case
     cluster = dataclasses.replace(
-        problem.cluster, slot_overhead_s=0.0, peer_bytes_per_s=1e300, exchange_bytes_per_s=None, rdma_bytes_per_s=1e300,
-        host_bytes_per_s=1e300, peer_latency_s=0.0, rdma_latency_s=0.0, host_latency_s=0.0,
+        problem.cluster, slot_overhead_s=0.0, slot_backward_s=0.0, peer_bytes_per_s=1e300, exchange_bytes_per_s=None,
+        rdma_bytes_per_s=1e300, host_bytes_per_s=1e300, peer_latency_s=0.0, rdma_latency_s=0.0, host_latency_s=0.0,
     )  # fmt: skip
     # Windows follow one another in the plan's order, which even routing does not have.
     problem = dataclasses.replace(problem, cluster=cluster, tokens_MG=None, attention_MG=None)
