@@ -117,7 +117,7 @@ class TransferTests:
 
     @property
     def one_sided(self) -> bool:
-        """Whether destinations pull alone over the backend under test."""
+        """Returns whether destinations pull alone over the backend under test."""
         return resolve_backend(self.backend).one_sided
 
     def cases(self, **options: Any) -> st.SearchStrategy[TransferCase]:

@@ -37,7 +37,7 @@ class Fill:
 
     @property
     def crosses(self) -> bool:
-        """Whether the bytes come from another node."""
+        """Returns whether the bytes come from another node."""
         return self.home != self.writer
 
 

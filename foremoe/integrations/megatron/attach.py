@@ -142,7 +142,7 @@ class Attached:
 
     @property
     def active(self) -> bool:
-        """Whether there is anything to balance. False without MoE layers on this rank, or in an EP group of one rank."""
+        """Returns whether there is anything to balance. False without MoE layers on this rank, or in an EP group of one rank."""
         return bool(self._layers)
 
     @property

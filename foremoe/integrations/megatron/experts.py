@@ -74,7 +74,7 @@ class ExpertKind(abc.ABC):
 
     @property
     def fused(self) -> bool:
-        """Whether backward adds weight gradients to `main_grad` itself, bypassing autograd, in the main gradient's dtype."""
+        """Returns whether backward adds weight gradients to `main_grad` itself, in its dtype, bypassing autograd."""
         return False
 
     def plain(self) -> Any:

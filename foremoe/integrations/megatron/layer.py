@@ -133,7 +133,7 @@ class SlotLayer:
 
     @property
     def overlaps_reduction(self) -> bool:
-        """Whether the layer's gradients are reduced over data-parallel ranks while backward runs."""
+        """Returns whether the layer's gradients are reduced over data-parallel ranks while backward runs."""
         return any(self._sync.overlaps_reduction(param) for param in self._params)
 
     def _reduced_next(self) -> bool:

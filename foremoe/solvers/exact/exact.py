@@ -54,7 +54,7 @@ class Exact(RankSolver):
 
     @property
     def deterministic(self) -> bool:  # type: ignore[override]
-        """Whether results are reproducible. False if `time_limit_s` is set."""
+        """Returns whether results are reproducible. False if `time_limit_s` is set."""
         return self.time_limit_s is None
 
     def refusal(self, problem: Problem) -> str | None:

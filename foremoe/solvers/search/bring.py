@@ -209,7 +209,7 @@ def _rounds(goal, near, num_held, home, tried, most_s, best, s):
 
     Prices of ranks start at nothing. Each round chooses replicas for all groups, gives them to ranks, raises the prices of ranks
     that this leaves above the goal and lowers those below, and then pushes pairs until the row is level: subgradient steps on
-    the Lagrangian of "no rank above the goal". Returns what the cheapest set costs.
+    the Lagrangian of "no rank above the goal". Returns what `best` costs then, at most `most_s`.
     """
     (G, S), (V, E), group_G = home.expert_GS.shape, near.demand_VE.shape, near.group_G
     num_base = S - s.num_slots
@@ -261,7 +261,8 @@ def _try_groups(num_groups, home, goal, tried, most_s, best, s):
 def bring_row(goal, home, tried, best_s, best, s):
     """Overwrites `best` with the cheapest of several sets of replicas near tokens, if that costs less than `best_s`.
 
-    If a token travels once to a node, there are 2, 4, 8 ... groups of about equal numbers of nodes; else groups are single nodes.
+    If a token travels once to a node, there are 2, 4, 8 ... groups of about equal numbers of nodes, and single nodes if these are
+    few. Otherwise every group is a single node.
     """
     num_nodes, num_base = np.int64(s.row.demand_VE.shape[0]), s.home_GB.shape[1]
     by_node, many = s.row.ranks.travel == BY_NODE, s.parts & GROUPS != 0

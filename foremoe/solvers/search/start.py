@@ -32,7 +32,7 @@ def _wider(near, far, one_node, rates):
 
 @inner_kernel
 def _binds(near, far, one_node, num_slots):
-    """Whether a limit on copies out of a home can be in the way: none leaves it for more than all redundant slots."""
+    """Returns whether a limit on copies out of a home can be in the way: none leaves it for more than all redundant slots."""
     return near < num_slots or (far < num_slots and not one_node)
 
 
