@@ -25,7 +25,7 @@ from foremoe.problem.foresight import Noisy
 from foremoe.problem.problem import Problem
 from foremoe.routing.trace import RoutingTrace
 from foremoe.simulate import simulate
-from foremoe.solvers import Anneal, AsGiven, BalancedTokens, ExpertAware, Greedy, Keep, Lpt, PackSolver, Quota, Search
+from foremoe.solvers import Anneal, AsGiven, BalancedTokens, ExpertAware, Greedy, Keep, PackSolver, Quota, Search
 from foremoe.solvers.home.price import price_L
 from foremoe.synthetic.tokens import synthetic_trace
 from foremoe.workload.workload import Workload
@@ -67,7 +67,6 @@ def variants(ranks_per_node: int) -> dict[str, Variant]:
         "balanced tokens + rank": Variant(Planner(pack=BalancedTokens())),
         "balanced tokens + home + rank": Variant(change(pack=BalancedTokens())),
         "pack for given homes + rank": Variant(Planner(pack=given)),
-        "Lpt homes": Variant(change(home=Lpt())),
         "greedy for rank": Variant(change(rank=(Greedy(),))),
         "quota for rank": Variant(change(rank=(Quota(),))),
         "replicas inside nodes": Variant(full, replicas="node"),

@@ -38,7 +38,6 @@ from foremoe.solvers import (
     Greedy,
     LeastLoaded,
     Lplb,
-    Lpt,
     Quota,
     Search,
 )
@@ -147,7 +146,6 @@ def settings() -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "exact, balance", plan(lambda: problem("mixtral-8x7b", 4, tokens=512, cost=BALANCE), rank=(Search(effort=0), Exact()))
     for packer in (BalancedTokens(), ExpertAware()):
         yield f"pack {type(packer).__name__}", packed(packer)
-    yield "homes Lpt", homed(Lpt(), "qwen3-30b-a3b", 16)
     yield "homes Anneal", homed(Anneal(sweeps=200), "qwen3-30b-a3b", 16)
     yield "homes Anneal EP64", homed(Anneal(sweeps=100), "qwen3-235b-a22b", 64)
 

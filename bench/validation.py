@@ -49,7 +49,6 @@ class Constants:
     """All that predictions need, for one hidden size."""
 
     cluster: Cluster
-    runtime: dict[str, float]
     outside: dict[str, float]
 
     @staticmethod
@@ -59,8 +58,8 @@ class Constants:
         others = {name: getattr(high.cluster, name) for name in fields}
         floats = {name: value for name, value in fields.items() if isinstance(value, float)}
         mixed: dict[str, Any] = {name: _mix(value, others[name], share) for name, value in floats.items()}
-        dicts = [{k: _mix(a[k], b[k], share) for k in a} for a, b in ((low.runtime, high.runtime), (low.outside, high.outside))]
-        return Constants(cluster=dataclasses.replace(low.cluster, **mixed), runtime=dicts[0], outside=dicts[1])
+        outside = {name: _mix(value, high.outside[name], share) for name, value in low.outside.items()}
+        return Constants(cluster=dataclasses.replace(low.cluster, **mixed), outside=outside)
 
 
 def _mix(low: float, high: float, share: float) -> float:
@@ -76,21 +75,17 @@ def constants_of(fitted: Fit, found: dict[str, Any]) -> Constants:
     factor_N2 = np.stack([np.ones(len(points)), points[:, 0]], axis=1)
     for column, name in ((1, "forward"), (2, "both")):
         outside[f"{name}_s"], outside[f"{name}_token_s"] = robust(factor_N2, points[:, column]).tolist()
-    return Constants(cluster=fitted.cluster, runtime=fitted.runtime, outside=outside)
+    return Constants(cluster=fitted.cluster, outside=outside)
 
 
 def predicted(constants: Constants, planned: StagePlan, stage: str, arm: str) -> float:
     """Seconds of a stage in an arm."""
     problem = planned.problem
-    o, r, L = constants.outside, constants.runtime, problem.L
+    o = constants.outside
     assert problem.tokens_MG is not None
     tokens_MG = problem.tokens_MG.astype(np.float64)
     name = "forward" if stage == "recompute" else "both"
     seconds_MG = o[f"{name}_s"] + o[f"{name}_token_s"] * tokens_MG
-    if arm == "foremoe":
-        forwards, backwards = 1.0 + problem.schedule.reforward, float(problem.schedule.trains)
-        seconds_MG = seconds_MG + L * forwards * (r["planned_layer_s"] + r["planned_token_s"] * tokens_MG)
-        seconds_MG = seconds_MG + L * backwards * r["planned_backward_s"]
     # The simulator counts backward as a ratio of what it is given.
     outside_s_MG = seconds_MG / (1.0 if stage == "recompute" else 1.0 + problem.cluster.window_backward_ratio)
     if arm == "balanced":
@@ -199,8 +194,7 @@ skew that no other row has.
 "By host": every weight copy comes from a host store that the stage fills while it runs, as weights that changed demand; on two
 nodes it is filled over gloo. Predictions have the filling on the simulator's timeline.
 
-Not in the cost model, so added as seconds outside the layers: embedding, dense layer, head and loss; what the runtime does more
-by a plan than at home (`planned_*` of the fit); begin and end of a stage.
+Not in the cost model, so added as seconds outside the layers: embedding, dense layer, head and loss; begin and end of a stage.
 """
 
 LIMITS = """\

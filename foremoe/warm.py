@@ -16,7 +16,6 @@ from foremoe.problem.problem import Problem
 from foremoe.routing.readers.counting import count_micro_steps
 from foremoe.simulate import simulate
 from foremoe.solvers.home.anneal import Anneal
-from foremoe.solvers.home.lpt import Lpt
 from foremoe.solvers.pack.repack import repack
 from foremoe.solvers.search.search import Search
 from foremoe.workload.routed_experts import count_workload, from_routed_experts
@@ -51,8 +50,7 @@ def warm_up(progress: Callable[[str], None] | None = None) -> float:
                 sources = problem.load_NGE, plan.expert_NGS, plan.quota_NGS, problem.cluster.node_of_rank_G
                 split_over_sources(*sources, 0, demand_NVE=problem.counts().demand_NVE)
                 simulate(problem, plan)
-            for solver in (Lpt(), Anneal(sweeps=2)):
-                solver.solve(problem)
+            Anneal(sweeps=2).solve(problem)
         one_Q, rank_Q = np.ones(4, np.int64), np.arange(4) // 2
         repack(one_Q, one_Q, np.ones((4, 1, 2), np.int64), rank_Q, one_Q, 2, np.arange(4) % 2)
     return time.perf_counter() - begin_s

@@ -16,7 +16,6 @@ from foremoe.problem.memory import Fit, buffer_bytes, fit, gigabytes
 from foremoe.problem.problem import Problem
 from foremoe.simulate.stage import force_balanced, simulate
 from foremoe.solvers.home.anneal import Anneal
-from foremoe.solvers.home.lpt import Lpt
 from foremoe.solvers.home.price import price_L
 
 # Letters: L layers, E experts.
@@ -126,7 +125,7 @@ def advise(
 ) -> Advice:  # fmt: skip
     """Tries changes of the case one at a time and recommends one of them.
 
-    The changes are other numbers of redundant slots, homes from `Anneal` and `Lpt`, the other dispatch, activation recomputation
+    The changes are other numbers of redundant slots, homes from `Anneal`, the other dispatch, activation recomputation
     on or off, and the cases in `redealt`. For other homes, moving weights and optimizer state counts once per stage. The default
     planner plans each change on a sample of its stage, which is then simulated.
 
@@ -211,13 +210,11 @@ def _changes(case: Case, slots: SlotChoice) -> Iterator[tuple[str, str, Case]]:
             size = gigabytes(option.buffer_bytes)
             changed = dataclasses.replace(problem, redundant=option.redundant)
             yield f"R = {option.redundant}", f"{size} GB a rank for buffers", Case(changed, trainer)
-    for solver in (Lpt(), Anneal()):
-        home_LE = solver.solve(problem)
-        moved = experts_moved(problem, home_LE)
-        if moved:
-            changed = dataclasses.replace(problem, home_LE=home_LE)
-            cost = f"{moved} of {problem.E} experts of a layer move, with optimizer state"
-            yield f"homes by {type(solver).__name__}", cost, Case(changed, trainer)
+    home_LE = Anneal().solve(problem)
+    moved = experts_moved(problem, home_LE)
+    if moved:
+        changed = dataclasses.replace(problem, home_LE=home_LE)
+        yield "homes by Anneal", f"{moved} of {problem.E} experts of a layer move, with optimizer state", Case(changed, trainer)
     other = "pairs" if problem.cluster.dispatch == "node" else "node"
     if problem.cluster.num_nodes > 1:
         cluster = dataclasses.replace(problem.cluster, dispatch=other)

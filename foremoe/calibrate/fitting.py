@@ -37,6 +37,7 @@ _ROWS = (
     ("slot_overhead_s", "s per busy slot", "experts"), ("attention_efficiency", "share of peak", "layer"),
     ("layer_overhead_s", "s per layer", "layer"), ("pair_overhead_s", "s per pair", "layer"),
     ("host_layer_s", "s per layer", "launches"),
+    ("planned_layer_s", "s per layer", "planned"), ("planned_token_s", "s per token", "planned"),
     ("backward_ratio", "backward / forward", "experts backward"),
     ("slot_backward_s", "s per busy slot", "experts backward"),
     ("attention_backward_ratio", "backward / forward", "layer backward"), ("peer_bytes_per_s", "bytes/s", "peer"),
@@ -44,7 +45,6 @@ _ROWS = (
     ("rdma_latency_s", "s per message", "rdma"), ("host_bytes_per_s", "bytes/s", "host"),
     ("host_latency_s", "s per copy", "host"), ("copy_contention", "s lost per s of copy", "copying"),
 )  # fmt: skip
-_RUNTIME_UNITS = {"planned_layer_s": "s per layer", "planned_token_s": "s per token", "planned_backward_s": "s per layer"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,9 +58,6 @@ class Fit:
         backends: Every measured transfer backend on every kind of link that it serves.
         kept: Links that could not be measured and have figures from another cluster.
         faults: Sentences of `foremoe.calibrate.gate` that say why the constants do not count as calibrated.
-        runtime: Additional time of foremoe's runtime with a plan in seconds, which is not part of `Cluster`. It is
-            ``planned_layer_s`` (forward) and ``planned_backward_s`` per layer, and ``planned_token_s`` (forward) per token and
-            layer.
     """
 
     cluster: Cluster
@@ -69,13 +66,12 @@ class Fit:
     backends: tuple[BackendFit, ...]
     kept: tuple[str, ...]
     faults: tuple[Fault, ...]
-    runtime: dict[str, float]
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the constants, their points and runtime figures as plain values."""
+        """Returns the constants, their points and the verdict as plain values."""
         lists = {name: [dataclasses.asdict(x) for x in getattr(self, name)] for name in ("constants", "checks", "backends")}
         verdict = {"calibrated": self.cluster.calibrated, "residual": self.cluster.residual, "faults": [*map(str, self.faults)]}
-        return {**verdict, **lists, "kept": list(self.kept), "runtime": self.runtime}
+        return {**verdict, **lists, "kept": list(self.kept)}
 
 
 def fit(measured: Measured, model: Model, *, name: str, source: str, base: Cluster | None = None) -> Fit:
@@ -111,6 +107,7 @@ def fit(measured: Measured, model: Model, *, name: str, source: str, base: Clust
     peak = max(measured.flops_per_s, pair_rate, 1.0 / flop_s if flop_s > 0 else 0.0)
     flop_s = units.layer[0] = flop_s or 1.0 / peak  # a cluster's attention must take some time
     contended, off_copying = contention(points, links)
+    planned_s, off_planned = _planned(points)
     cluster = Cluster(
         name=name, num_ranks=len(measured.node_of_rank), node_of_rank_G=np.array(measured.node_of_rank, np.int32),
         flops_per_s=peak, compute_efficiency=pair_rate / peak, slot_overhead_s=slot_s, **_link_fields(links, base),
@@ -118,27 +115,23 @@ def fit(measured: Measured, model: Model, *, name: str, source: str, base: Clust
         attention_efficiency=min(1.0, 1.0 / (flop_s * peak)),
         backward_ratio=float(units.experts_backward[0]) / pair_s, slot_backward_s=float(units.experts_backward[1]),
         attention_backward_ratio=units.layer_ratio, layer_overhead_s=layer_s + call_s, pair_overhead_s=moved_s,
-        host_layer_s=_host_layer_s(compute, exchange, units), source=source,
+        host_layer_s=_host_layer_s(compute, exchange, units), planned_layer_s=planned_s[0], planned_token_s=planned_s[1],
+        source=source,
     )  # fmt: skip
-    bases = {**_by_group(compute, exchange, units), "copying": off_copying}
+    bases = {**_by_group(compute, exchange, units), "copying": off_copying, "planned": off_planned}
     if units.host_s:  # forward was limited by the host alone, and backward by the device
         bases |= {"launches": bases["layer"], "layer": bases["layer backward"]}
     bases |= {link: fitted.basis for link, fitted in links.items() if fitted is not None}
     constants = tuple(constant(row, float(getattr(cluster, row)), unit, bases.get(key)) for row, unit, key in _ROWS)
     checks, kept = copy_checks(points, cluster), tuple(_LINK_WORDS[link] for link, fitted in links.items() if fitted is None)
     why = faults((*constants, *checks))
-    runtime, off_planned = _runtime(points)
     notes = [source, *([f"not measured, figures of {base.name}: {', '.join(kept)}"] if kept else [])]
     notes += ["not calibrated: " + "; ".join(f"{fault.names}: {fault.what}" for fault in why)] if why else []
     cluster = dataclasses.replace(
         cluster, calibrated=not why, residual=max(c.worst for c in (*constants, *checks) if c.worst is not None),
         source="; ".join(notes),
     )  # fmt: skip
-    extra = (constant(row, runtime[row], unit, off_planned) for row, unit in _RUNTIME_UNITS.items() if row in runtime)
-    return Fit(
-        cluster=cluster, constants=(*constants, *extra), checks=checks, backends=backend_fits(measured.points), kept=kept,
-        faults=why, runtime=runtime,
-    )  # fmt: skip
+    return Fit(cluster=cluster, constants=constants, checks=checks, backends=backend_fits(measured.points), kept=kept, faults=why)
 
 
 def _link_fields(links: dict[str, LinkFit | None], base: Cluster) -> dict[str, Any]:
@@ -231,26 +224,14 @@ def _by_group(points: Sequence[Point], link: LinkFit | None, units: _Units) -> d
     return {name: Basis(off_N[group_N == name], spread_N[group_N == name]) for name in np.unique(group_N).tolist()}
 
 
-def _runtime(points: Sequence[Point]) -> tuple[dict[str, float], Basis]:
-    """Returns the time that a plan adds to the same layers at home, and the residuals of the whole time."""
-    at_home = {_key(p): p.seconds for p in points if p.kind == "layer"}
-    planned = [p for p in points if p.kind == "planned" and _key(p) in at_home]
-    found: dict[str, float] = {}
-    off: list[float] = []
-    spread: list[float] = []
-    for backward, names in ((False, ("planned_layer_s", "planned_token_s")), (True, ("planned_backward_s",))):
-        mine = [p for p in planned if p.backward == backward]
-        if not mine:
-            continue
-        factor_NF = np.array([[p.layers, p.tokens][: len(names)] for p in mine])
-        seconds_N, home_N = np.array([p.seconds for p in mine]), np.array([at_home[_key(p)] for p in mine])
-        # Both were measured in turn, so their difference is affected less by other load than either of them.
-        x_F = robust(factor_NF, seconds_N - home_N, seconds_N)
-        found |= dict(zip(names, x_F.tolist(), strict=True))
-        off += residuals(home_N + factor_NF @ x_F, seconds_N).tolist()
-        spread += [p.spread for p in mine]
-    return found, Basis(np.array(off), np.array(spread))
-
-
-def _key(p: Point) -> tuple[bool, float, float, float]:
-    return p.backward, p.layers, p.tokens, p.moved
+def _planned(points: Sequence[Point]) -> tuple[tuple[float, float], Basis]:
+    """Returns the time that a plan adds to a layer's forward, per layer and per token, and the residuals of the whole time."""
+    at_home, mine = ([p for p in points if p.kind == kind and not p.backward] for kind in ("layer", "planned"))
+    if not mine or len(mine) != len(at_home):
+        return (0.0, 0.0), Basis(np.zeros(0), np.zeros(0))
+    factor_N2 = np.array([[p.layers, p.tokens] for p in mine])
+    seconds_N, home_N = (np.array([p.seconds for p in kind]) for kind in (mine, at_home))
+    # Both were measured in turn, so their difference is affected less by other load than either of them.
+    layer_s, token_s = robust(factor_N2, seconds_N - home_N, seconds_N).tolist()
+    off_N = residuals(home_N + factor_N2 @ [layer_s, token_s], seconds_N)
+    return (layer_s, token_s), Basis(off_N, np.array([p.spread for p in mine]))

@@ -20,13 +20,16 @@ LIMITS = {
     "host_bytes_per_s": FAST, "host_latency_s": 0.0, "copy_contention": 1.0,
 }  # fmt: skip
 
+# Constants that the host's launches decide. Their repeats always vary.
+_BY_HOST = ("host_layer_s", "planned_layer_s", "planned_token_s")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constant:
     """A fitted constant, or another figure that the fit relies on.
 
     Attributes:
-        name: Name in `Cluster`, in ``Fit.runtime``, or of a check.
+        name: Name in `Cluster`, or of a check.
         value: Fitted value.
         unit: Unit of the value.
         num_points: Number of points to which it was fitted, or 0 if it was not measured.
@@ -101,5 +104,5 @@ def _faults(c: Constant) -> Iterator[tuple[str, str]]:
     if at_limit(c):
         cure = "the points do not determine it, so measure more tokens or larger sizes"
         yield f"at its limit, {c.value:g} {c.unit}", cure
-    if c.spread > MOST_SPREAD and c.name != "host_layer_s":  # host times always vary
+    if c.spread > MOST_SPREAD and c.name not in _BY_HOST:
         yield f"repeats spread by {c.spread:.1%}, above {MOST_SPREAD:.0%}", "stop all other work, or give more seconds"

@@ -9,9 +9,9 @@ from typing import Any, Self
 import numpy as np
 
 from foremoe.base import fields
-from foremoe.base.arrays import Array, ArrayValue, frozen_array
+from foremoe.base.arrays import Array, ArrayValue
 from foremoe.base.errors import InputError, naming
-from foremoe.machine.cluster_fields import CHECKS, MAX_RANKS, NODE_SIZE, OPTIONAL
+from foremoe.machine.cluster_fields import CHECKS, MAX_RANKS, OPTIONAL, checked_nodes
 from foremoe.machine.cluster_fields import DISPATCHES as DISPATCHES
 from foremoe.machine.cluster_fields import nodes_in_order as nodes_in_order
 from foremoe.machine.precision import at_precision
@@ -62,6 +62,8 @@ class Cluster(ArrayValue):
             (norms, residuals, router, permutation, activation, quantisation).
         tile_pairs: Number of pairs in a tile of a grouped GEMM. The pairs of a slot are rounded up to whole tiles.
         host_layer_s: Host time per layer and forward pass if the host cannot run ahead (see `foremoe.machine.host`).
+        planned_layer_s: Time that a plan with replicas adds to a layer in each forward pass, because tokens are remapped.
+        planned_token_s: Additional time of the same kind per token of a rank.
         precision: Label for the precision of GEMMs. Only `flops_per_s` and the overheads have an effect.
         calibrated: Whether the figures were fitted on real hardware and the fit passed `foremoe.calibrate.gate`.
         residual: Largest ``|fitted - measured| / measured`` of the fit, or None if it is not known or nothing was fitted.
@@ -102,6 +104,8 @@ class Cluster(ArrayValue):
     element_overhead_s: float = 0.0
     tile_pairs: int = 1
     host_layer_s: float = 0.0
+    planned_layer_s: float = 0.0
+    planned_token_s: float = 0.0
     precision: str = "bf16"
     calibrated: bool = False
     residual: float | None = None
@@ -111,16 +115,7 @@ class Cluster(ArrayValue):
         fields.check_fields(self, CHECKS)
         if self.dispatch not in DISPATCHES:
             raise InputError(f"dispatch must be {' or '.join(DISPATCHES)}; got {self.dispatch!r}.")
-        given: Array = nodes_in_order(self.num_ranks, NODE_SIZE) if self.node_of_rank_G is None else self.node_of_rank_G
-        node_of_rank_G = frozen_array(given, np.int32, "node_of_rank_G")
-        if node_of_rank_G.shape != (self.num_ranks,):
-            shape = list(node_of_rank_G.shape)
-            raise InputError(f"num_ranks is {self.num_ranks} but node_of_rank_G has shape {shape}; give one node per rank.")
-        used = np.unique(node_of_rank_G)
-        if used[0] != 0 or used[-1] != len(used) - 1:
-            numbers = f"{len(used)} nodes numbered from {used[0]} to {used[-1]}"
-            raise InputError(f"node_of_rank_G uses {numbers}; number them 0 to {len(used) - 1}.")
-        object.__setattr__(self, "node_of_rank_G", node_of_rank_G)
+        object.__setattr__(self, "node_of_rank_G", checked_nodes(self.node_of_rank_G, self.num_ranks))
 
     def __repr__(self) -> str:
         return f"Cluster({self.name!r}, {self.num_ranks} ranks, {self.ranks_per_node} per node, {self.dispatch}, {self.standing})"

@@ -55,6 +55,7 @@ CLUSTER = _names(
     " copy_contention memory_bytes memory_bytes_per_s"
     " attention_efficiency backward_ratio attention_backward_ratio layer_overhead_s pair_overhead_s calibrated residual source"
     " plain_bytes_per_s return_bytes_per_s score_flops_per_s element_overhead_s tile_pairs host_layer_s precision slot_backward_s"
+    " planned_layer_s planned_token_s"
 )
 
 

@@ -47,9 +47,12 @@ def stage_inputs(problem: Problem, plan: Plan, uses: Uses, plan_s: float, share_
     rate_3 = np.array([cluster.peer_bytes_per_s, cluster.rdma_bytes_per_s, cluster.host_bytes_per_s or np.inf])
     return_3 = np.minimum(rate_3, cluster.return_bytes_per_s or np.inf)
     latency_3 = np.array([cluster.peer_latency_s, cluster.rdma_latency_s, cluster.host_latency_s])
+    window_MG = _window_seconds(problem, compute_NG, back_NG, sent)
+    if plan.num_replicas:
+        compute_NG = compute_NG + np.repeat(_planned_seconds(problem), problem.L, axis=0)
     stage = Stage(
         row_U=row_U, micro_step_U=uses.micro_step_U.astype(np.int64), phase_U=uses.phase_U, again_U=again_U,
-        window_MG=_window_seconds(problem, compute_NG, back_NG, sent), compute_NG=compute_NG, back_NG=back_NG,
+        window_MG=window_MG, compute_NG=compute_NG, back_NG=back_NG,
         peer_N=sent.peer_N, rdma_N=sent.rdma_N,
         node_G=cluster.node_of_rank_G, nic_G=cluster.nic_of_rank_G, latency_s=cluster.exchange_latency_s,
         window_ratio=cluster.window_backward_ratio, contention=cluster.copy_contention,
@@ -74,6 +77,12 @@ def _window_seconds(problem: Problem, compute_NG: Array, back_NG: Array, sent: E
     device_N += 2.0 * (1.0 + backward + again) * exchange_N
     device_M = device_N.reshape(problem.M, problem.L).mean(axis=1) + passes * window_MG.max(axis=1)
     return window_MG + host_waits_s(cluster.host_layer_s, device_M, passes)[:, None]
+
+
+def _planned_seconds(problem: Problem) -> Array:
+    """Returns the seconds that a plan with replicas adds to a layer's forward pass, float64 [M, G]."""
+    tokens_MG = np.zeros((problem.M, problem.G)) if problem.tokens_MG is None else problem.tokens_MG
+    return problem.cluster.planned_layer_s + problem.cluster.planned_token_s * tokens_MG
 
 
 def copy_inputs(problem: Problem, plan: Plan, num_uses: int, prefetch: int, known: str) -> Copies:

@@ -2,7 +2,7 @@
 
 ==========  =====================================================================
 pack        `AsGiven`, `BalancedTokens`, `ExpertAware`
-home        `Keep`, `Lpt`, `Anneal`
+home        `Keep`, `Anneal`
 node, rank  `Static`, `Eplb`, `Laer`, `Lplb`, `Quota`, `LeastLoaded`, `Greedy`, `Feplb`, `Echo`,
             `MoonEp`, `Taot`, `Search`, `Robust`, `Exact`
 split       `Even`, `ExactSplit`
@@ -16,7 +16,6 @@ from foremoe.solvers.exact.exact import Exact
 from foremoe.solvers.greedy import Greedy
 from foremoe.solvers.home.anneal import Anneal
 from foremoe.solvers.home.keep import Keep
-from foremoe.solvers.home.lpt import Lpt
 from foremoe.solvers.pack.balanced_tokens import BalancedTokens
 from foremoe.solvers.pack.expert_aware import ExpertAware
 from foremoe.solvers.path.deadline import Deadline
@@ -38,7 +37,7 @@ from foremoe.workload.packing import AsGiven
 
 __all__ = [
     "Anneal", "AsGiven", "BalancedTokens", "Deadline", "Echo", "Eplb", "Even", "Exact",
-    "ExactSplit", "ExpertAware", "Feplb", "Greedy", "HomeSolver", "Keep", "Laer", "LeastLoaded", "Lplb", "Lpt", "MoonEp",
+    "ExactSplit", "ExpertAware", "Feplb", "Greedy", "HomeSolver", "Keep", "Laer", "LeastLoaded", "Lplb", "MoonEp",
     "PackSolver", "PathSolver", "Quota", "RankSolver",
     "Robust", "RowSolver", "Search", "SplitSolver", "Static", "Taot",
 ]  # fmt: skip

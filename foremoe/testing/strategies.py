@@ -30,7 +30,8 @@ from foremoe.workload.workload import STAGES
 # Cluster fields that only a fit determines.
 _FITTED: dict[str, Any] = {
     "attention_efficiency": 0.25, "backward_ratio": 1.5, "slot_backward_s": 3e-6, "attention_backward_ratio": 1.25,
-    "layer_overhead_s": 1e-6, "pair_overhead_s": 1e-10, "residual": 0.125,
+    "layer_overhead_s": 1e-6, "pair_overhead_s": 1e-10, "planned_layer_s": 2e-6, "planned_token_s": 1e-8,
+    "residual": 0.125,
 }  # fmt: skip
 
 # Letters: M micro-steps, L layers, N = M*L rows, G ranks, E experts.

@@ -27,7 +27,7 @@ BASE = Cluster(
     rdma_latency_s=2e-4, host_latency_s=3e-5, copy_contention=0.6, memory_bytes=8 << 30, attention_efficiency=0.3,
     backward_ratio=2.2, layer_overhead_s=5e-4, pair_overhead_s=1e-6, calibrated=True, source="test",
 )  # fmt: skip
-PLANNED_LAYER_S, PLANNED_TOKEN_S, PLANNED_BACKWARD_S = 3e-4, 2e-7, 1e-4
+PLANNED_LAYER_S, PLANNED_TOKEN_S = 3e-4, 2e-7
 
 
 def seconds_of(p: Point, truth: Cluster, link: str = "peer") -> float:
@@ -66,7 +66,7 @@ def machine(truth: Cluster, noise: float = 0.0, seed: int = 0, nodes: tuple[int,
                     "attention_flops": 2 * float(MODEL.attention_flops(tokens, tokens * 64)),
                     "exchange_bytes": 2.0 * MODEL.token_bytes * share * pairs,
                 }  # fmt: skip
-                more_s = 2 * PLANNED_BACKWARD_S if backward else 2 * (PLANNED_LAYER_S + PLANNED_TOKEN_S * tokens)
+                more_s = 0.0 if backward else 2 * (PLANNED_LAYER_S + PLANNED_TOKEN_S * tokens)
                 add(Point(kind="layer", seconds=1.0, backward=backward, **work))
                 # Measured in turn with the layer, so under the same noise.
                 points.append(Point(kind="planned", seconds=points[-1].seconds + more_s, backward=backward, **work))
@@ -111,8 +111,8 @@ def test_without_noise_every_constant_comes_back(truth):
     found = fit(machine(truth), MODEL, name="found", source="test")
     for name in FITTED:
         assert getattr(found.cluster, name) == pytest.approx(getattr(truth, name), rel=0.02, abs=1e-9), name
-    wanted = {"planned_layer_s": PLANNED_LAYER_S, "planned_token_s": PLANNED_TOKEN_S, "planned_backward_s": PLANNED_BACKWARD_S}
-    assert found.runtime == pytest.approx(wanted, rel=0.02)
+    assert found.cluster.planned_layer_s == pytest.approx(PLANNED_LAYER_S, rel=0.02)
+    assert found.cluster.planned_token_s == pytest.approx(PLANNED_TOKEN_S, rel=0.02)
     assert all(c.worst is None or c.worst < 0.01 for c in found.constants)
     assert all(by_constants == pytest.approx(s, rel=0.01) for s, by_constants in copy_seconds(machine(truth).points, truth))
 
@@ -235,6 +235,9 @@ def test_what_an_h200_measured_is_calibrated():
     assert found.cluster.calibrated and not found.faults
     assert found.cluster.slot_overhead_s < 3e-6 and 1.5e-5 < found.cluster.slot_backward_s < 2e-5
     assert 8e-4 < found.cluster.host_layer_s < 9e-4
+    # Each layer with a plan is compared with the layer at home that was measured in turn with it.
+    assert 3.5e-4 < found.cluster.planned_layer_s < 4.5e-4 and found.cluster.planned_token_s == 0.0
+    assert all(c.worst < 0.05 for c in found.constants if c.name.startswith("planned"))
 
 
 def test_a_host_that_is_slower_with_every_forward_is_no_long_layer():

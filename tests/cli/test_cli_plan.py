@@ -34,8 +34,9 @@ def test_plan_json(trace: str, dealing: list[str]) -> None:
 
 
 def test_the_home_and_pack_levels_act(trace: str, dealing: list[str], tmp_path: Path) -> None:
-    path = str(tmp_path / "lpt.safetensors")
-    good(["plan", trace, *dealing, "--planner", "Planner(pack=AsGiven(shuffle=True), home=Lpt())", "--seed", "4", "-o", path])
+    path = str(tmp_path / "homes.safetensors")
+    planner = "Planner(pack=AsGiven(shuffle=True), home=Anneal())"
+    good(["plan", trace, *dealing, "--objective", "balance", "--planner", planner, "--seed", "4", "-o", path])
     plan = Plan.load(path)
     assert (plan.home_LE != np.arange(EXPERTS)).any()
     assert plan.header.dealt is not None and plan.header.dealt.packer == "AsGiven(shuffle=True)"
@@ -107,7 +108,7 @@ def test_check_finds_other_prices_and_another_trace(plan_and_workload: tuple[str
         "--stage recompute --dispatch node --ranks-per-node 2",
         "--planner eplb-history --objective balance --redundant 2",
         "--slot-depth 1 --host-store",
-        "--planner Planner(pack=AsGiven(shuffle=True),home=Lpt()) --schedule 1f1b:2,0+reforward --replicas node",
+        "--planner Planner(pack=AsGiven(shuffle=True),home=Anneal()) --schedule 1f1b:2,0+reforward --replicas node",
     ],
 )
 def test_check_prices_as_the_planner_did(options: str, trace: str, dealing: list[str], tmp_path: Path) -> None:

@@ -42,6 +42,8 @@ SECONDS = [
     "pair_overhead_s",
     "element_overhead_s",
     "host_layer_s",
+    "planned_layer_s",
+    "planned_token_s",
 ]
 WHOLE = ["num_ranks", "nic_sharing", "memory_bytes"]
 
@@ -60,7 +62,7 @@ def clusters(draw):
     nodes = draw(node_maps())
     speed = st.floats(0, 1e300, exclude_min=True)
     seconds = st.floats(0, 1e300)
-    label = st.text(min_size=1).filter(lambda s: s.isprintable() and s.strip())
+    label = st.text(st.characters(exclude_categories="CZ", include_characters=" "), min_size=1).filter(str.strip)
     return Cluster(
         name=draw(label),
         num_ranks=len(nodes),

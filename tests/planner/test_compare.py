@@ -19,7 +19,7 @@ from foremoe.planner.strategies import STRATEGIES
 from foremoe.problem.placement import Placement, Stop
 from foremoe.problem.pricing import row_objective
 from foremoe.simulate import Judge
-from foremoe.solvers import Deadline, Even, Exact, ExactSplit, ExpertAware, Greedy, Lpt, Quota, RankSolver, Search
+from foremoe.solvers import Anneal, Deadline, Even, Exact, ExactSplit, ExpertAware, Greedy, Quota, RankSolver, Search
 
 
 @pytest.fixture(scope="module")
@@ -175,9 +175,9 @@ def test_ablate_pairs_variants_over_slots_and_foresight(problem):
 
 
 def test_ablate_leaves_out_every_level():
-    planner = Planner(pack=ExpertAware(), home=Lpt(), rank=(Quota(), Search()), split=ExactSplit(), path=Deadline(relay=1))
+    planner = Planner(pack=ExpertAware(), home=Anneal(), rank=(Quota(), Search()), split=ExactSplit(), path=Deadline(relay=1))
     assert list(left_out(planner)) == [
-        "all", "without ExpertAware()", "without Lpt()", "without Quota()", "without Search()", "without ExactSplit()",
+        "all", "without ExpertAware()", "without Anneal()", "without Quota()", "without Search()", "without ExactSplit()",
         "without Deadline(relay=1)", "without the guard",
     ]  # fmt: skip
     assert left_out(planner)["without Quota()"].rank == (Search(),)

@@ -27,7 +27,6 @@ from foremoe.solvers import (
     Even,
     ExactSplit,
     Greedy,
-    Lpt,
     Quota,
     RankSolver,
     Search,
@@ -237,8 +236,8 @@ def test_cancelling_leaves_a_valid_plan_that_says_so():
 
 
 def test_using_puts_every_solver_at_its_level():
-    planner = Planner().using(Lpt(), Greedy(), Quota(min_pairs=3), Even())
-    assert planner.home == Lpt() and planner.rank == (Greedy(), Quota(min_pairs=3)) and planner.split == Even()
+    planner = Planner().using(Anneal(), Greedy(), Quota(min_pairs=3), Even())
+    assert planner.home == Anneal() and planner.rank == (Greedy(), Quota(min_pairs=3)) and planner.split == Even()
     with pytest.raises(InputError, match="has no level"):
         Planner().using(3)
     with pytest.raises(InputError, match="must be a tuple of Solvers"):
@@ -248,15 +247,15 @@ def test_using_puts_every_solver_at_its_level():
 def test_homes_are_decided_over_all_stages_and_lower_the_static_skew():
     update = problem_of(0)
     recompute = dataclasses.replace(problem_of(1), stage="recompute", schedule=foremoe.Schedule.forward_only(3))
-    for home in (Lpt(), Anneal()):
-        home_LE = Planner(home=home).homes(update, recompute)
-        for num_threads in (1, 2):
-            assert (Planner(home=home).homes(update, recompute, num_threads=num_threads) == home_LE).all()
-        moved = dataclasses.replace(update, home_LE=home_LE)
-        before, after = (Planner(rank=(Static(),)).plan(p)[0].skew_ML.mean() for p in (update, moved))
-        assert after < before
-        plan, _ = Planner().plan(moved)
-        plan.check(moved)
+    home = Anneal()
+    home_LE = Planner(home=home).homes(update, recompute)
+    for num_threads in (1, 2):
+        assert (Planner(home=home).homes(update, recompute, num_threads=num_threads) == home_LE).all()
+    moved = dataclasses.replace(update, home_LE=home_LE)
+    before, after = (Planner(rank=(Static(),)).plan(p)[0].skew_ML.mean() for p in (update, moved))
+    assert after < before
+    plan, _ = Planner().plan(moved)
+    plan.check(moved)
     assert (Planner().homes(update) == update.home_LE).all()
     with pytest.raises(InputError, match="num_threads must be"):
         Planner().homes(update, num_threads=0)

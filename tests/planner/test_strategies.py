@@ -15,7 +15,7 @@ from foremoe.planner.parsing import parse
 from foremoe.planner.planner import Planner
 from foremoe.planner.strategies import STRATEGIES, resolve
 from foremoe.problem.foresight import Noisy, Rerouted
-from foremoe.solvers import Exact, Greedy, Lpt, Quota, Search
+from foremoe.solvers import Anneal, Exact, Greedy, Quota, Search
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
@@ -132,7 +132,7 @@ def test_resolve_takes_names_texts_places_and_objects():
     assert resolve("quota") is STRATEGIES["quota"]
     assert resolve("Quota(min_pairs=9)").rank == (Quota(min_pairs=9),)
     assert resolve("foremoe.solvers:Greedy").rank == (Greedy(),)
-    assert resolve(Lpt()).home == Lpt()
+    assert resolve(Anneal()).home == Anneal()
     assert resolve(Search()).rank == (Search(),)
     assert resolve(Planner()) == Planner()
     with pytest.raises(InputError, match="choose from static"):

@@ -11,7 +11,7 @@ from planner_problems import problem_of
 import foremoe
 from foremoe.base.errors import InputError
 from foremoe.planner.planner import Planner
-from foremoe.solvers import Anneal, AsGiven, ExpertAware, Lpt
+from foremoe.solvers import Anneal, AsGiven, ExpertAware
 from foremoe.synthetic.tokens import synthetic_trace
 
 
@@ -22,9 +22,9 @@ def trace() -> foremoe.RoutingTrace:
 
 def test_a_home_level_that_has_not_run_is_refused_with_the_cure():
     problem = problem_of()
-    with pytest.raises(InputError, match=r"home=Lpt\(\) has not run: it would move \d+ experts; decide homes with Planner.homes"):
-        Planner(home=Lpt()).plan(problem)
-    planner = Planner(home=Lpt())
+    with pytest.raises(InputError, match=r"home=Anneal\(.*\) has not run: it would move \d+ experts; decide homes with"):
+        Planner(home=Anneal()).plan(problem)
+    planner = Planner(home=Anneal())
     decided = dataclasses.replace(problem, home_LE=planner.homes(problem))
     plan, _ = planner.plan(decided)
     plan.check(decided)
@@ -63,15 +63,15 @@ def test_counts_from_elsewhere_were_dealt_by_nobody_known():
 def test_a_stream_asks_for_homes_at_once():
     problem = problem_of()
     with pytest.raises(InputError, match="has no load to decide homes by; give home_LE"):
-        foremoe.PlanStream(Planner(home=Lpt()), problem.cluster)
-    home_LE = Planner(home=Lpt()).homes(problem)
+        foremoe.PlanStream(Planner(home=Anneal()), problem.cluster)
+    home_LE = Planner(home=Anneal()).homes(problem)
     work = foremoe.Workload.from_counts(
         np.broadcast_to(problem.load_MLE[:, :, None] // problem.G, (problem.M, problem.L, problem.G, problem.E)),
         num_topk=problem.model.num_topk, moe_layer_L=problem.moe_layer_L,
     )  # fmt: skip
-    with foremoe.PlanStream(Planner(home=Lpt()), problem.cluster, home_LE=home_LE, model=problem.model) as stream:
+    with foremoe.PlanStream(Planner(home=Anneal()), problem.cluster, home_LE=home_LE, model=problem.model) as stream:
         stream.add(work[:1])
         stream.add(work[1:])
         plan, _ = stream.finish()
-    whole, _ = Planner(home=Lpt()).plan(stream.problem)
-    assert plan.same_as(whole) and plan.header.planner == whole.header.planner == repr(Planner(home=Lpt()))
+    whole, _ = Planner(home=Anneal()).plan(stream.problem)
+    assert plan.same_as(whole) and plan.header.planner == whole.header.planner == repr(Planner(home=Anneal()))

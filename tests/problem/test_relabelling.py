@@ -79,10 +79,16 @@ def rename_ranks_of_plan(plan: Plan, problem: Problem, new_G: Array) -> Plan:
 
 
 def rank_permutation(problem: Problem, rng: np.random.Generator) -> Array:
-    """Nodes change places, and ranks inside them: the machine stays what it was."""
-    per_node = problem.cluster.ranks_per_node
-    nodes = rng.permutation(problem.cluster.num_nodes)
-    return np.concatenate([node * per_node + rng.permutation(per_node) for node in nodes])
+    """Nodes, NICs of a node and ranks of a NIC change places: the machine stays what it was."""
+    per_node, sharing = problem.cluster.ranks_per_node, problem.cluster.nic_sharing
+    whole = per_node // sharing  # the last NIC of a node may serve fewer ranks, and stays the last
+
+    def place() -> list[int]:
+        nics = [*rng.permutation(whole), *range(whole, -(-per_node // sharing))]
+        ranks = [nic * sharing + rng.permutation(min(sharing, per_node - nic * sharing)) for nic in nics]
+        return np.concatenate(ranks).tolist()
+
+    return np.concatenate([node * per_node + np.array(place()) for node in rng.permutation(problem.cluster.num_nodes)])
 
 
 def assert_same_price(problem: Problem, placement: Placement, other: Problem, renamed_placement: Placement) -> None:

@@ -242,6 +242,9 @@ def stage_seconds(problem, plan, prefetch, known, plan_s):
         slot_back_s = cluster.backward_ratio * cluster.slot_overhead_s if slot_back_s is None else slot_back_s
         back_G = cluster.backward_ratio * compute_G + slot_back_s * busy_G
         compute_G += cluster.slot_overhead_s * busy_G
+        if plan.num_replicas:
+            tokens_G = np.zeros(G) if problem.tokens_MG is None else problem.tokens_MG[m]
+            compute_G += cluster.planned_layer_s + cluster.planned_token_s * tokens_G
         needed = [c for c in in_order if t.need_C[c] == u]
         own_G = {g: [c for c in needed if t.dst_C[c] == g] for g in range(G)}
         away = [(g, s) for g in range(G) for s in range(B, problem.S) if plan.quota_NGS[n, g, s] > 0]

@@ -13,7 +13,7 @@ from foremoe.plan.figures import traffic
 from foremoe.problem.problem import Problem
 from foremoe.simulate import Judge, head_seconds, optimizer_seconds, reduction_seconds, replacement_seconds, simulate
 from foremoe.simulate.systems import System, simulate_systems
-from foremoe.solvers import Lpt
+from foremoe.solvers import HomeSolver
 from foremoe.solvers.home.price import price_L
 
 MODEL = foremoe.Model(
@@ -106,11 +106,18 @@ def test_systems_and_the_judge_tell_the_same() -> None:
     assert judge.static_s == pytest.approx(plain_s + head_s + fixed_s)
 
 
+class Apart(HomeSolver):
+    """Swaps the second expert with the third one."""
+
+    def solve(self, problem: foremoe.Problem) -> np.ndarray:
+        return np.broadcast_to(np.array([0, 2, 1, 3], np.int32), (problem.L, 4)).copy()
+
+
 def test_moves_of_homes_are_spread_over_the_step_that_they_serve() -> None:
     load_MLGE = np.zeros((2, 2, 2, 4), np.int64)
     load_MLGE[:, :, :, :2] = 100  # both hot experts live on rank 0
     problem = foremoe.Problem.of(foremoe.Workload.from_counts(load_MLGE, num_topk=1), CLUSTER, model=MODEL)
-    planner = foremoe.Planner(home=Lpt(), rank=())
+    planner = foremoe.Planner(home=Apart(), rank=())
     home_LE = planner.homes(problem)
     # In each of two layers an expert goes each way: 2 bytes and 12 of state per parameter, at 1 kB/s, and a latency.
     whole_s = 2 * (14 * 150 / 1e3 + CLUSTER.peer_latency_s)

@@ -1,4 +1,4 @@
-"""Home solvers: permutations with few moves, and what Lpt promises."""
+"""Home solvers: permutations with few moves."""
 
 import dataclasses
 import threading
@@ -12,8 +12,8 @@ from solver_util import make_problem, node_maps, problems
 from foremoe.base.parallel import row_runner
 from foremoe.problem.cost import CostModel
 from foremoe.solvers.home.anneal import Anneal
+from foremoe.solvers.home.assign import few_moves, home_slots
 from foremoe.solvers.home.keep import Keep
-from foremoe.solvers.home.lpt import Lpt, few_moves, home_slots, lpt_ranks
 from foremoe.testing import HomeSolverTests
 
 
@@ -21,7 +21,7 @@ class TestAnnealLaws(HomeSolverTests):
     solver = Anneal(sweeps=5, min_gain=0.0)
 
 
-SOLVERS = [Keep(), Lpt(), Anneal(sweeps=20), Anneal(sweeps=5, min_gain=0.0, move_price=0.0, state_bytes=0.0, seed=3)]
+SOLVERS = [Keep(), Anneal(sweeps=20), Anneal(sweeps=5, min_gain=0.0, move_price=0.0, state_bytes=0.0, seed=3)]
 
 
 @pytest.mark.parametrize("solver", SOLVERS, ids=repr)
@@ -42,47 +42,6 @@ def test_nothing_to_balance_moves_nothing(solver):
     home_LE = np.random.default_rng(0).permutation(8)[None]
     problem = make_problem(np.zeros((2, 1, 8)), [0, 0, 1, 1], 1, home_LE=home_LE)
     assert (solver.solve(problem) == home_LE).all()
-
-
-def lpt_by_hand(load_E, now_E, node_G):
-    """Plain Lpt: sort, then two choices by explicit keys."""
-    G, base = len(node_G), len(load_E) // len(node_G)
-    held = {g: [] for g in range(G)}
-    rank_E = [None] * len(load_E)
-    for e in sorted(range(len(load_E)), key=lambda e: (-int(load_E[e]), e)):
-        room = [g for g in range(G) if len(held[g]) < base]
-        load_of = {g: sum(int(load_E[f]) for f in held[g]) for g in range(G)}
-        node_load = {v: sum(load_of[g] for g in range(G) if node_G[g] == v) for v in set(node_G)}
-        size = {v: sum(1 for g in range(G) if node_G[g] == v) for v in set(node_G)}
-        product = int(np.prod(list(size.values())))
-        nodes = {node_G[g] for g in room}
-        node = min(nodes, key=lambda v: (node_load[v] * (product // size[v]), v != node_G[now_E[e]], v))
-        rank_E[e] = min((g for g in room if node_G[g] == node), key=lambda g: (load_of[g], g != now_E[e], g))
-        held[rank_E[e]].append(e)
-    return rank_E
-
-
-@given(problem=problems())
-def test_lpt_is_its_plain_form(problem):
-    node_G = problem.cluster.node_of_rank_G
-    for layer in range(problem.L):
-        load_E = problem.load_MLE[:, layer].sum(axis=0, dtype=np.int64)
-        now_E = problem.home_LE[layer] // problem.B
-        assert lpt_ranks(load_E, now_E, node_G).tolist() == lpt_by_hand(load_E.tolist(), now_E.tolist(), node_G.tolist())
-
-
-@given(problem=problems())
-def test_lpt_on_its_own_homes_moves_nothing(problem):
-    once = dataclasses.replace(problem, home_LE=Lpt().solve(problem))
-    assert (Lpt().solve(once) == once.home_LE).all()
-
-
-def test_lpt_spreads_heavy_experts_over_nodes_first():
-    problem = make_problem([[[9, 8, 7, 6, 1, 1, 1, 1]]], [0, 0, 1, 1], 1)
-    rank_E = Lpt().solve(problem)[0] // 2
-    load_G = np.bincount(rank_E, problem.load_MLE[0, 0], 4)
-    assert load_G[:2].sum() == load_G[2:].sum() == 17
-    assert load_G.tolist() == [10, 7, 9, 8] or sorted(load_G) == [7, 8, 9, 10]
 
 
 @given(data=st.data())
@@ -113,8 +72,7 @@ def test_a_layer_is_planned_alike_alone_and_among_others_on_any_threads():
 
 def test_a_cancelled_layer_keeps_its_homes():
     problem = make_problem(np.random.default_rng(2).integers(0, 1000, (3, 4, 16)), [0, 0, 1, 1], 1)
-    for solver in (Lpt(), Anneal(sweeps=20, min_gain=0.0)):
-        cancel = threading.Event()
-        with row_runner(1, lambda num: cancel.set(), cancel):  # noqa: B023
-            home_LE = solver.solve(problem)
-        assert (home_LE[1:] == problem.home_LE[1:]).all() and (home_LE[0] == solver.solve(problem)[0]).all()
+    solver, cancel = Anneal(sweeps=20, min_gain=0.0), threading.Event()
+    with row_runner(1, lambda num: cancel.set(), cancel):
+        home_LE = solver.solve(problem)
+    assert (home_LE[1:] == problem.home_LE[1:]).all() and (home_LE[0] == solver.solve(problem)[0]).all()

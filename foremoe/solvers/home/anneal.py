@@ -13,7 +13,7 @@ from foremoe.levels import HomeSolver, RankSolver
 from foremoe.problem.estimate import problem_rates
 from foremoe.problem.problem import Problem
 from foremoe.problem.rates import Rates
-from foremoe.solvers.home.lpt import few_moves, home_slots
+from foremoe.solvers.home.assign import few_moves, home_slots
 from foremoe.solvers.home.price import move_seconds, price_L, row_seconds_L
 from foremoe.solvers.home.swaps import Cooling, anneal, scaled, settle_inside
 from foremoe.solvers.search.search import Search
