@@ -45,13 +45,22 @@ def summary(plan: Plan) -> str:
         f"{plan.E} experts, {nodes}",
     ]
     if plan.executable:
-        gigabytes = {link: int((plan.transfers.link_C == link).sum()) * head.model.expert_bytes / 1e9 for link in Link}
-        by_link = ", ".join(f"{link.name.lower()} {size:.1f} GB" for link, size in gigabytes.items() if size)
         sent = f"{len(plan.transfers)} copies over {len(head.schedule.phase_X)} passes"
-        lines.append(f"weights sent: {sent} ({by_link})" if by_link else f"weights sent: {sent}")
+        lines.append(f"weights sent: {sent}{_by_link(plan.transfers.link_C, head.model.expert_bytes)}")
+        if head.schedule.trains and replicas:
+            z, node_G = Replicas.of(plan), head.cluster.node_of_rank_G
+            link_Z = np.where(node_G[z.rank_Z] == node_G[z.home_Z], Link.PEER, Link.RDMA)
+            lines.append(f"gradients returned: {len(link_Z)}{_by_link(link_Z, head.model.gradient_bytes)}")
     else:
         lines.append("moves homes: scored, never executed; the stage leaves out moving weights")
     return "\n".join(lines)
+
+
+def _by_link(link_X: Array, num_bytes: float) -> str:
+    """Returns the gigabytes of transfers by kind of link as text in parentheses. The text is empty if there are none."""
+    gigabytes = {link: int((link_X == link).sum()) * num_bytes / 1e9 for link in Link}
+    text = ", ".join(f"{link.name.lower()} {size:.1f} GB" for link, size in gigabytes.items() if size)
+    return f" ({text})" if text else ""
 
 
 def _bounds(plan: Plan) -> list[str]:

@@ -77,3 +77,12 @@ def test_without_slots_there_is_nothing_to_try(problem):
     none = foremoe.Planner().plan(dataclasses.replace(problem, redundant=0))[0]
     above = dataclasses.replace(none, stop_ML=np.zeros_like(none.stop_ML), load_bound_ML=np.zeros_like(none.load_bound_ML))
     assert stopped(above) == "there are no redundant slots (R = 0)"
+
+
+def test_a_summary_counts_one_gradient_for_every_replica(plan):
+    found = re.search(r"^gradients returned: (\d+) \((.*)\)$", plan.summary(), re.MULTILINE)
+    assert found is not None and int(found[1]) == plan.num_replicas
+    gigabytes = sum(float(part.split()[1]) for part in found[2].split(", "))
+    assert gigabytes == pytest.approx(plan.num_replicas * plan.header.model.gradient_bytes / 1e9, abs=0.1)
+    forward = dataclasses.replace(problem_of(8), stage="recompute", schedule=foremoe.Schedule.forward_only(2))
+    assert "gradients" not in foremoe.Planner().plan(forward)[0].summary()
