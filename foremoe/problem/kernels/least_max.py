@@ -1,9 +1,9 @@
-"""Decides exactly whether a few ranks with one redundant slot each can reach a maximum load, over all sets of ranks.
+"""An exact test of whether a few ranks with one redundant slot each can reach a maximum load. It examines all sets of ranks.
 
 Every rank has one slot, so replicas lead from homes to slots in trees or in cycles. A cycle breaks up if less load moves along
-all of it. A rank below the maximum need not give load, because the rank that gives to it can give in its place, from the same
-expert. So only ranks above the maximum give. The limit is how a giver's experts are divided: a set of ranks takes one expert up
-to the load of the expert, and up to the load that the set lacks.
+all of it. A rank below the maximum does not have to give load, because the rank that gives to it can give the same expert in its
+place. So only ranks above the maximum give. The maximum is limited by how a giver's experts are divided: a set of ranks takes at
+most the load of one expert, and at most the load that the set lacks.
 """
 
 from __future__ import annotations
