@@ -1,4 +1,4 @@
-"""Reads arrays from untrusted ``.safetensors`` and ``.npz`` files, without trusting any size that a file states."""
+"""A reader of arrays in ``.safetensors`` and ``.npz`` files that does not trust any size that a file states."""
 
 import contextlib
 import math

@@ -1,4 +1,4 @@
-"""Times weight copies over every available transfer backend, alone and while experts compute."""
+"""Times of weight copies over every available transfer backend, alone and while experts compute."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -28,7 +28,7 @@ class Way(NamedTuple):
 
     backend: str
     kind: str  # kind of its points
-    to_G: tuple[int, ...]  # rank to which each rank's experts are copied; its own number if they are not (except by host)
+    to_G: tuple[int, ...]  # rank to which each rank's experts are copied; between ranks, its own number means no copy
 
 
 class Blocks:
@@ -92,7 +92,7 @@ class Copies:
 
 
 def find_ways(group: Group, model: Model, device: torch.device, node_of_rank: Sequence[int]) -> tuple[list[Way], dict[str, str]]:
-    """Returns all backends on all available kinds of link, and the reasons why others cannot be measured. Collective.
+    """Returns all backends on all available kinds of link, and why other backends cannot be measured. Collective.
 
     A backend is available if it opens and publishes weights on all ranks.
     """

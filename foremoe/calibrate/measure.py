@@ -1,4 +1,4 @@
-"""Times all that a calibration needs on one rank of a group. All ranks call it together."""
+"""All measurements of a calibration on one rank of a group. All ranks call `measure` together."""
 
 import os
 import platform

@@ -253,8 +253,8 @@ class Model:
         overestimates layers with a sliding window (every second one of gpt-oss) for long sequences.
 
         Args:
-            tokens: Number of tokens, of any shape.
-            sum_len_sq: Sum of the squared sequence lengths. Its shape must broadcast with that of `tokens`.
+            tokens: Numbers of tokens, an array of any shape.
+            sum_len_sq: Sums of the squared sequence lengths. Their shape must broadcast with that of `tokens`.
 
         Returns:
             float64 array of the common shape.

@@ -14,7 +14,7 @@ _CHECKS = (
 )
 
 # Shares of a step outside the stages for which the gain is shown if the user did not give the share. The first is for rollout
-# that shares the GPUs and takes as long as training; published GRPO steps have the others (docs/simulator.md, the whole step).
+# that shares the GPUs and takes as long as training. The others are those of published GRPO steps (docs/simulator.md).
 OUTSIDE_PERCENT = (50, 85, 95)
 
 
@@ -28,7 +28,7 @@ class Trainer:
         data_parallel: Number of EP groups that train together. They sum gradients, and each keeps its share of the optimizer
             state, as in Megatron-LM's distributed optimizer and ZeRO.
         rollout_share: Share of a training step outside the stages with static placement, for rollout, rewards and moving weights.
-            If None, the gain of a step is not known either.
+            If None, the gain of a step is unknown.
         rollout_s: Time outside the stages in seconds. Overrides the share.
         micro_steps: Number of micro-steps in all stages of a training step, for example 16 if recompute and update have 8 each.
             Homes move once per step, and a stage bears its share of that cost by micro-steps. If None, it bears all of it.

@@ -20,7 +20,7 @@ from foremoe.problem.schedule import Phase, Uses
 
 
 class Return(NamedTuple):
-    """The return of one replica's gradient to its home, after the backward of a row. Its key follows the keys of the copies.
+    """The return of one replica's gradient to its home after the backward pass of a row. Its key follows the keys of the copies.
 
     `turn` is the number of gradients of the row that the home receives earlier, so that both ends know what is staged there.
     """

@@ -86,7 +86,7 @@ class _Sums(NamedTuple):
 
 
 class _Slots(NamedTuple):
-    """The slots of one row: the next slot of the same expert (-1: none), rank, quota, and the quota left after tier 1."""
+    """The slots of one row: the next slot of the same expert (or -1), rank, quota, and the quota left after tier 1."""
 
     next_P: Array
     rank_P: Array
@@ -108,9 +108,9 @@ def link_slots(expert_GS, quota_GS, first_E, next_P):
 
 @kernel
 def _split_rows(low, high, rows, split_NP):
-    """Splits rows without looking at single other sources. The pairs before this rank on a line and each node's total are enough.
+    """Splits rows [low, high). Only the pairs before this rank on a line and each node's total are needed of other sources.
 
-    These are sums over whole rows of the load, which vectorise. The rest is a few steps per slot of a replicated expert.
+    These are sums over whole rows of the load, which vectorise. All other work is a few steps per slot of a replicated expert.
     """
     G, S = rows.expert_NGS.shape[1], rows.expert_NGS.shape[2]
     E, V = rows.load_NGE.shape[2], rows.node_G.max() + 1

@@ -171,12 +171,12 @@ def staging_bytes(problem: Problem, placement: Placement) -> Array:
 
 
 def pair_activation_bytes(model: Model) -> float:
-    """Returns the bytes that backward needs of one pair: input, output, and the results of the expert's matrices."""
+    """Returns the bytes that the backward pass needs of one pair: input, output, and the results of the expert's matrices."""
     return model.bytes_per_activation * (2 * model.hidden_size + model.num_matrices * model.ffn_size)
 
 
 def token_activation_bytes(model: Model) -> float:
-    """Returns the bytes that backward needs of one token in a layer outside the experts.
+    """Returns the bytes that the backward pass needs of one token in a layer outside the experts.
 
     These are the inputs of attention, of its norm, of the second norm and of the router. Flash attention also keeps queries and
     the output of attention. Keys and values, which have fewer heads, are left out.
@@ -187,9 +187,9 @@ def token_activation_bytes(model: Model) -> float:
 def activation_peak(problem: Problem, placement: Placement) -> Array:
     """Returns the peak memory of activations over the schedule's uses in bytes, int64 [G].
 
-    A forward pass keeps the activations that backward needs. With recomputation, it keeps only the input of every layer, or of
-    the first layer of every block. The other activations exist from the recomputation to the end of that layer's backward. A
-    forward-only stage keeps nothing.
+    A forward pass keeps the activations that its backward pass needs. With recomputation, it keeps only the input of every layer,
+    or of the first layer of every block. The other activations exist from the recomputation to the end of that layer's backward
+    pass. A forward-only stage keeps nothing.
     """
     schedule, uses = problem.schedule, problem.schedule.uses(problem.L)
     row_U = uses.micro_step_U.astype(np.int64) * problem.L + uses.layer_U

@@ -24,7 +24,7 @@ class Phase(enum.IntEnum):
     """The purpose of a use of a layer's weights.
 
     Activation recomputation of a single layer belongs to its BACKWARD, which keeps the weights. In a block, all layers are
-    recomputed before the backward of the block begins. These uses are REFORWARD.
+    recomputed before the backward pass of the block begins. These uses are REFORWARD.
     """
 
     FORWARD = 0

@@ -69,7 +69,7 @@ def _share_out(members, load_J, taken_JQ, taken_Q):
 
 @kernel
 def reachable(target, load_GB):
-    """Returns True if some replicas bring all ranks to at most `target`. `load_GB` (int64) descends on every rank."""
+    """Returns True if some replicas bring all ranks to at most `target`. Each row of `load_GB` (int64) is in descending order."""
     G, B = load_GB.shape
     load_G, giver_G, num = np.empty(G, np.int64), np.full(G, -1), 0
     givers = 0
@@ -94,7 +94,7 @@ def reachable(target, load_GB):
 
 @kernel
 def settle_rows(low, high, load_NE, homes, reached_N, bound_N):
-    """Raises bounds near `reached_N` in rows [low, high): to it if it is optimal, else to within `NEAR` of the optimum."""
+    """Raises the bounds of rows [low, high) near `reached_N`: to `reached_N` if it is optimal, else to `NEAR` of the optimum."""
     G, B = homes.base_NGB.shape[1:]
     domain_G = homes.node_G if homes.node_only else np.zeros_like(homes.node_G)
     domains = [domain_G == domain for domain in range(domain_G.max() + 1)]

@@ -3,7 +3,7 @@
 A row dispatches its tokens, computes and combines. Each of these takes as long as the busiest rank, link or NIC. Copies overlap
 on links that exchanges leave free. A row does not know the copies of its neighbours, so they count as if neighbours had as many
 copies as this row, on equally likely ranks. Copies may start two rows ahead. If a link has `b` seconds of this row's copies and
-`a` seconds of its neighbour's, both rows wait for (a + b) / 2 less the time of a row.
+`a` seconds of its neighbour's, both rows wait for (a + b) / 2 minus a row's time.
 """
 
 from typing import NamedTuple

@@ -45,7 +45,7 @@ class Deadline(PathSolver):
             raise InputError(f"relay must be the number of ranks in a chain that pass a copy on, 0 for none; got {self.relay!r}.")
 
     def __repr__(self) -> str:
-        # Without relays, the text must not name them, because it is part of every plan's bytes and they are newer than plans.
+        # Without relays, the text must be that of older versions, because it is part of every plan's bytes.
         return f"Deadline(relay={self.relay!r})" if self.relay else "Deadline()"
 
     def solve(self, problem: Problem, transfers: TransferList) -> TransferList:

@@ -239,7 +239,7 @@ def _make_room(e, dst, s):
 
 @inner_kernel
 def move(aim, s):
-    """Makes a random move. Returns False if it found none; the caller must then undo its changes."""
+    """Makes a random move. Returns False if it found none, so that the caller must undo its changes."""
     e, src, dst = _aimed(aim, s)
     if e < 0 or dst < 0 or src == dst or s.t.quota_EG[e, src] == 0:
         return False

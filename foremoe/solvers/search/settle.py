@@ -219,8 +219,8 @@ def _taker(emptiest_V, load_G):
 
 @inner_kernel
 def _giver(target, r, num_givers, rule, copies, ranks, load_G):
-    """Returns the best giver for rank r, or -1 if there is none; whether it can fill the rank alone; whether it is in another
-    node or can fill the rank only in part; and the most pairs that an expert in another node has left."""
+    """Returns the best giver for rank r, or -1 if there is none, and whether it can fill the rank alone. Also returns whether it
+    is in another node or can fill the rank only in part, and the most pairs that an expert in another node has left."""
     node_G, blind, weight_G = rule.node_G, rule.blind, rule.weight_G
     near_G, far_G, near_limit, far_limit = copies.near_G, copies.far_G, copies.near_limit, copies.far_limit
     top_G, free_G, giver_I = ranks.top_G, ranks.free_G, ranks.giver_I
