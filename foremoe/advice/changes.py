@@ -36,7 +36,7 @@ class Change:
     """One possible change, with the gain of the simulated stage.
 
     Attributes:
-        name: What to do, for example ``"R = 2"``.
+        name: The change in words, for example ``"R = 2"``.
         speedup: Throughput with the change over throughput without it, both planned by the default `Planner`.
         cost: Cost or requirement of the change, in words.
         case: The case after the change.

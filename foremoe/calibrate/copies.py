@@ -55,7 +55,7 @@ class Blocks:
 
 
 class Copies:
-    """Copies from every rank to its next rank, or from the host store, which can be repeated."""
+    """Copies from every rank to its next rank, or copies from the host store. They can be repeated."""
 
     def __init__(self, group: Group, model: Model, device: torch.device, way: Way) -> None:
         self.group, self.way, self.by_host = group, way, way.kind == "copy from host"

@@ -162,7 +162,7 @@ class _Units(NamedTuple):
 
 
 def _amounts(points: Sequence[Point]) -> Array:
-    """Returns amounts of work, [N, 3]: pairs, busy slots and calls of experts, or attention FLOPs, layers and moved pairs."""
+    """Returns amounts of work, [N, 3]: pairs, busy slots and calls for experts; attention FLOPs, layers and pairs for layers."""
     rows = ([p.pairs, p.busy, p.calls] if p.kind == "experts" else [p.attention_flops, p.layers, p.moved] for p in points)
     return np.array(list(rows), np.float64).reshape(-1, 3)
 

@@ -14,7 +14,7 @@ _CHECKS = (
 )
 
 # Shares of a step outside the stages for which the gain is shown if the user did not give the share. The first is for rollout
-# that shares the GPUs and takes as long as training. The others are those of published GRPO steps (docs/simulator.md).
+# that shares the GPUs and takes as long as training. The other shares are those of published GRPO steps (docs/simulator.md).
 OUTSIDE_PERCENT = (50, 85, 95)
 
 

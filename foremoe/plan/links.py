@@ -53,7 +53,7 @@ def choose_links(
     begin_U = np.zeros(0) if hide_U is None else np.cumsum(hide_U) - hide_U
     stored_VX = np.full((cluster.num_nodes, L * E), 0.0 if hide_U is None else np.inf)
     free_6G = np.zeros((6, cluster.num_ranks))
-    # On the timeline, copies use a NIC one after the other. By use, all ranks of a NIC are assumed to send at once.
+    # On the timeline, copies use a NIC one after the other. In a use, all ranks of a NIC are assumed to send at once.
     rdma_s = expert_bytes / cluster.rdma_bytes_per_s + cluster.rdma_latency_s
     stores = _Stores(
         expert_C, begin_U, stored_VX, free_6G, cluster.nic_of_rank_G, rdma_s, np.zeros(2), cluster.copy_contention
@@ -162,7 +162,7 @@ def _sent_s(ready, src, dst, link, links, stores):
 
 @kernel
 def _stored_s(c, home, dst, links, stores):
-    """Returns the times at which an expert has been sent to the store of `dst`, or 0 if it is not sent, and is stored."""
+    """Returns when an expert has been sent to the store of `dst` (0 if it is not sent), and when it is stored there."""
     sent, stored = 0.0, stores.stored_VX[links.node_G[dst], stores.expert_C[c]]
     if stored == np.inf:
         writer = home

@@ -3,7 +3,7 @@
 It is a pure function, so every rank can compute its own part. In tier 1, a rank's tokens go to its own slot. In tier 2, they go
 to slots of its own node, in proportion to the remaining room of each slot. Pairs from other nodes then do not all go to the same
 slot. In tier 3, they go anywhere. In a tier, the remaining pairs of sources (in rank order) and the remaining room of slots (in
-slot order) are intervals on one line. A source sends a slot as many pairs as their intervals overlap.
+slot order) are intervals on one line. The overlap of their intervals is the number of pairs that a source sends to a slot.
 """
 
 from typing import NamedTuple

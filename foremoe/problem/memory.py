@@ -148,7 +148,7 @@ def fit(problem: Problem, placement: Placement, *, trainer: Trainer | None = Non
 
 
 def rank_params(problem: Problem) -> tuple[int, int]:
-    """Returns the parameters of a rank: routed experts at home, and all others, with embedding or head at an end layer."""
+    """Returns a rank's numbers of weights: in routed experts at home, and in all else, with embedding or head at the ends."""
     model, layer_L = problem.model, problem.moe_layer_L
     last = model.first_moe_layer + model.num_layers - 1
     ends = int(layer_L[0] == model.first_moe_layer) + int(layer_L[-1] == last)
@@ -157,7 +157,7 @@ def rank_params(problem: Problem) -> tuple[int, int]:
 
 
 def staging_bytes(problem: Problem, placement: Placement) -> Array:
-    """Returns int64 [G], the replica gradients waiting to be added at home, of `PREFETCH` + 1 rows and up to the limit."""
+    """Returns int64 [G], the bytes of replica gradients that wait to be added at home: `PREFETCH` + 1 rows, up to the limit."""
     if problem.stage != "update" or not problem.R:
         return np.zeros(problem.G, np.int64)
     row_Z, rank_Z, slot_Z = np.nonzero(placement.quotas_NGS[..., problem.B :] > 0)

@@ -18,8 +18,8 @@ class Stage(NamedTuple):
     window_MG: Array  # attention in one forward pass
     compute_NG: Array  # experts in one forward pass
     back_NG: Array  # experts in backward
-    peer_N: Array  # seconds that one exchange keeps the peer links busy
-    rdma_N: Array  # seconds that one exchange keeps the RDMA links busy
+    peer_N: Array  # seconds for which one exchange keeps the peer links busy
+    rdma_N: Array  # seconds for which one exchange keeps the RDMA links busy
     node_G: Array
     nic_G: Array
     latency_s: float  # latency of an exchange

@@ -222,7 +222,7 @@ def set_quota(e, g, quota, row, t):
 
 @inner_kernel
 def hold_homes(row, t):
-    """Gives all pairs of every expert to its home. Zero sums become those of the row without replicas and without `put`."""
+    """Gives all pairs of every expert to its home, in an empty traffic. Each expert still needs a `put` afterwards."""
     ranks = row.ranks
     if ranks.travel == BY_PAIR:
         for g in range(ranks.node_G.size):

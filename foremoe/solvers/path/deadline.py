@@ -23,7 +23,7 @@ class Deadline(PathSolver):
     the copy ends first is chosen, and the home rank in a tie. As in `CostModel`, copies of different uses do not compete.
 
     The host store is meant for copies that would otherwise come too late. To find them, the copies of all uses are placed on one
-    timeline. Copies begin two uses ahead, a use lasts as long as the copies that it can hide, and NICs and links remain busy from
+    timeline. Copies begin two uses ahead, a use lasts as long as copies can overlap with it, and NICs and links remain busy from
     one use to the next. A store holds an expert only after it was filled. On another node, the first rank that reads the expert
     receives it over RDMA and writes it to the store. On the home's node, the home writes it. The store is chosen if the time
     saved exceeds the slowdown of compute by filling and copying.

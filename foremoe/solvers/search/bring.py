@@ -22,7 +22,7 @@ from foremoe.solvers.search.state import price_of
 # Letters: G ranks, S slots per rank, V groups of nodes, E experts, P = G*S slots, I replicas.
 
 # The number of price rounds on up to RANKS ranks. On more ranks, rounds take longer and there are fewer, but at least two.
-# The best price so far must be at most FIRST times the cheapest known after the first round, and SECOND times after later ones.
+# They end if their best price exceeds FIRST times the cheapest known after the first round, or SECOND times after a later one.
 ROUNDS, RANKS, FIRST, SECOND = 8, 64, 1.3, 1.1
 # The number of groups is at most this multiple of the number that could each hold every expert.
 MOST_GROUPS = 3.0
@@ -174,7 +174,7 @@ def _best_push(busiest, goal, near, placed, scratch):
 
 @inner_kernel
 def _push(goal, near, placed, scratch):
-    """Pushes pairs off the busiest rank until no rank is above the goal or the busiest rank has no possible push."""
+    """Pushes pairs off the busiest rank until no rank is above the goal or the busiest rank cannot push any."""
     S, load_G = placed.expert_GS.shape[1], placed.load_G
     _link(placed, scratch)
     for _ in range(6 * load_G.size):
@@ -251,7 +251,7 @@ def _rounds(goal, near, num_held, home, tried, most_s, best, s):
 def _try_groups(num_groups, home, goal, tried, most_s, best, s):
     """Overwrites `best` with replicas for `num_groups` groups if they cost less than `most_s`.
 
-    The number of replicas on a rank is tried that overlaps with compute, and then all that fit.
+    At first, a rank holds as many replicas as overlap with compute, and then as many as fit.
     """
     near, num_held = _grouped(num_groups, s.row), _num_held(s.rates, s.num_slots)
     most_s = _rounds(goal, near, num_held, home, tried, most_s, best, s)

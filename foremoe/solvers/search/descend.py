@@ -19,7 +19,7 @@ from foremoe.solvers.search.state import State, empty_arrays, list_homes, list_r
 
 # Letters: N rows, G ranks, S slots per rank, B base slots.
 
-# The weight of the smoothing falls from SOFT to 0. The share SHARP of the moves, at the end, uses the price without smoothing.
+# The weight of the smoothing falls from SOFT to 0. The last moves, a share SHARP, use the price without smoothing.
 SOFT, SHARP = 1.0, 0.2
 _STEP = 64  # moves between two updates of the smoothing
 _SEED = 88172645463325252  # the same for every row, so that a row's plan does not depend on the other rows

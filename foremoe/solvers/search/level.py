@@ -134,7 +134,7 @@ def balanced_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
         tries = options.tries
         if keep and most == goal:
             if far <= start_far:
-                break  # nothing to gain because all replicas of the start would remain
+                break  # nothing to gain, because all replicas of the start across nodes would remain
             tries = 0
         search_row(goal, most, rule, Options(options.node_only, tries), home.quota_GS, tried)
         clean_row(num_base, tried)

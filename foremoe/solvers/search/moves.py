@@ -14,7 +14,7 @@ from foremoe.solvers.search.state import below, chance, give
 
 # Shares of the moves that aim at compute and at links.
 COMPUTE, LINKED = 0.18, 0.75
-NEW, WANTED_SHARE = 0.5, 0.4  # shares with a new replica instead of another holder, and with as many pairs as tokens there lack
+NEW, WANTED_SHARE = 0.5, 0.4  # shares with a new replica despite other holders, and with as many pairs as tokens there need
 
 
 @inner_kernel
@@ -125,7 +125,7 @@ def _off_rank(g, s):
 
 @inner_kernel
 def _less_in(g, far, s):
-    """Returns a move of an expert from a rank, or node, that serves more of its pairs than start there, to where tokens are."""
+    """Returns a move of an expert from a rank that serves it for tokens of other ranks or nodes: (expert, from, to)."""
     e, top = np.int64(-1), 0.0
     for _ in range(2):
         f = _some_expert(g, s)
@@ -141,7 +141,7 @@ def _less_in(g, far, s):
 
 @inner_kernel
 def _less_out(g, far, s):
-    """Returns a move of an expert that many tokens of a rank use elsewhere, to this rank or to one of its node."""
+    """Returns a move of an expert that a rank's tokens use elsewhere, to this rank or to one of its node: (expert, from, to)."""
     ranks, e, top = s.row.ranks, np.int64(-1), np.int64(0)
     v = ranks.node_G[g]
     for _ in range(6):
@@ -200,7 +200,7 @@ def _aimed(aim, s):
 
 @inner_kernel
 def _amount(e, src, dst, s):
-    """Returns how many pairs to move: as many as tokens there lack, as many as level two ranks, or a random number."""
+    """Returns how many pairs to move: as many as tokens of `dst` still need, as many as level the ranks, or a random number."""
     quota, v = np.int64(s.t.quota_EG[e, src]), s.row.ranks.node_G[dst]
     if chance(s) < WANTED_SHARE and s.parts & WANTED:
         pairs = np.int64(s.row.load_GE[dst, e]) - s.t.quota_EG[e, dst]

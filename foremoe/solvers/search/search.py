@@ -45,7 +45,7 @@ class Search(RankSolver):
         without(self.without)
 
     def solve(self, problem: Problem, start: Placement) -> Placement:
-        """Returns the placement of all rows. Rows that were not reached before a cancel keep `start`.
+        """Returns the placement of all rows. Rows that a cancellation skipped keep `start`.
 
         Raises:
             InputError: The start is not valid, or moves homes.

@@ -270,7 +270,7 @@ def _mate(target, r, reach, rule, copies, ranks, load_G):
 
 @inner_kernel
 def _expert(g, need, alone, num_base, quota_GS):
-    """Returns the base slot of rank g with the fewest pairs that fill `need` alone or, unless `alone`, with the most pairs."""
+    """Returns the base slot of rank g with the fewest pairs that fill `need`, or with the most pairs if `alone` is False."""
     best = np.int64(-1)
     for b in range(num_base):
         left = quota_GS[g, b]
