@@ -80,6 +80,5 @@ class PathSolver(abc.ABC):
     def solve(self, problem: Problem, transfers: TransferList) -> TransferList:
         """Returns the same copies with `link_C` and `src_C` chosen. `src_C` is a rank that holds the expert, or -1 for the host.
 
-        Must be pure and deterministic, because when all ranks plan together, each rank chooses by itself and all choices must
-        agree.
+        It must be pure and deterministic: when all ranks plan together, each rank chooses by itself, and all choices must agree.
         """

@@ -184,7 +184,7 @@ class Cluster(ArrayValue):
 
     @classmethod
     def from_toml(cls, path: str | os.PathLike[str]) -> Self:
-        """Reads a cluster from a TOML file written by `to_toml`. Raises InputError if there is none, or as `from_dict` does."""
+        """Reads a cluster from a file written by `to_toml`. Raises InputError if it does not exist or `from_dict` refuses it."""
         return cls.from_dict(fields.read(path), where=repr(os.fspath(path)))
 
     def to_dict(self) -> dict[str, Any]:

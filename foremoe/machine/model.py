@@ -173,7 +173,7 @@ class Model:
 
     @classmethod
     def from_toml(cls, path: str | os.PathLike[str]) -> Self:
-        """Reads a model from a TOML file written by `to_toml`. Raises InputError if there is none, or as `from_dict` does."""
+        """Reads a model from a file written by `to_toml`. Raises InputError if it does not exist or `from_dict` refuses it."""
         return cls.from_dict(fields.read(path), where=repr(os.fspath(path)))
 
     @classmethod

@@ -24,7 +24,7 @@ class Trainer:
 
     Attributes:
         optimizer_bytes: Bytes of optimizer state per parameter. Adam in mixed precision has 12 (arXiv 1910.02054, section 3.1):
-            an fp32 master weight and two moments. It is 0 if they are in host memory during the stage.
+            an fp32 master weight and two moments. 0 if the state is in host memory during the stage.
         data_parallel: Number of EP groups that train together. They sum gradients, and each keeps its share of the optimizer
             state, as in Megatron-LM's distributed optimizer and ZeRO.
         rollout_share: Share of a training step outside the stages with static placement, for rollout, rewards and moving weights.
@@ -62,7 +62,7 @@ class Trainer:
         return micro_steps / self.micro_steps
 
     def outside_s(self, static_s: float) -> float | None:
-        """Returns the seconds of a step outside the stages, or None. With static placement, the stages take `static_s`."""
+        """Returns the seconds of a step outside the stages, or None if unknown. Stages take `static_s` with static placement."""
         if self.rollout_s is not None:
             return self.rollout_s
         return None if self.rollout_share is None else self.rollout_share / (1.0 - self.rollout_share) * static_s

@@ -38,7 +38,7 @@ class Programme:
     """The part of a plan that one rank runs.
 
     A copy starts on both ends at the same position (see `start_positions`). Copies of one position start in the order of
-    `Relays.depth_C`, then of need, then of `rounds_of`. All ranks thus have the same order of batches, (position, depth, need),
+    `Relays.depth_C`, then by need, then by `rounds_of`. All ranks thus have the same order of batches, (position, depth, need),
     in which a relay follows the copy that it passes on. Ranks that wait for each other in this order never deadlock.
     """
 

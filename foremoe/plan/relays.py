@@ -70,7 +70,7 @@ def chain_depth(parent_C: Array) -> Array:
 
 
 def keep_executable(plan: Plan, t: TransferList, backend_P: Array, two_sided_P: Array) -> TransferList:
-    """Returns the copies without relays that an engine cannot execute. In their place, copies come from home.
+    """Replaces the relays that an engine cannot execute by copies from home.
 
     A relay is executed only if it and the original copy use one two-sided backend. If a source's own copy fails, the source has
     given up the backend that its relays would use. The failure of one backend thus never causes that of a second one.

@@ -108,7 +108,7 @@ def link_slots(expert_GS, quota_GS, first_E, next_P):
 
 @kernel
 def _split_rows(low, high, rows, split_NP):
-    """Splits rows [low, high). Only the pairs before this rank on a line and each node's total are needed of other sources.
+    """Splits rows [low, high). Of other sources, it needs only the pairs before this rank on a line and each node's total.
 
     These are sums over whole rows of the load, which vectorise. All other work is a few steps per slot of a replicated expert.
     """

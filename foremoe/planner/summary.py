@@ -81,7 +81,7 @@ def unknown_share(problem: Problem) -> float:
 
 
 class Stopwatch:
-    """Measures wall time, and CPU time of the reading thread, since its creation, without the time of compilation."""
+    """Measures wall time and the reading thread's CPU time since its creation, without the time of compilation."""
 
     def __init__(self) -> None:
         self._begin = time.perf_counter(), time.thread_time(), *compile_seconds()

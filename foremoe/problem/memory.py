@@ -64,7 +64,7 @@ class Fit(NamedTuple):
 
     Attributes:
         peak_bytes: Peak memory of the fullest rank.
-        reforward_bytes: The same with activation recomputation of every layer. None if it is already on, or if there is no
+        reforward_bytes: Peak memory with activation recomputation of every layer. None if it is already on, or if there is no
             backward pass.
         memory_bytes: Memory of one rank.
     """
@@ -148,7 +148,10 @@ def fit(problem: Problem, placement: Placement, *, trainer: Trainer | None = Non
 
 
 def rank_params(problem: Problem) -> tuple[int, int]:
-    """Returns a rank's numbers of weights: in routed experts at home, and in all else, with embedding or head at the ends."""
+    """Returns the number of weights in a rank's experts at home, and the number of all its other weights.
+
+    The second number includes the embedding and the head if the problem has these ends of the model.
+    """
     model, layer_L = problem.model, problem.moe_layer_L
     last = model.first_moe_layer + model.num_layers - 1
     ends = int(layer_L[0] == model.first_moe_layer) + int(layer_L[-1] == last)

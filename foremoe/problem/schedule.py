@@ -141,7 +141,7 @@ class Schedule(ArrayValue):
         """Returns all uses of the plan's `num_layers` layers in order. Backward passes run their layers in reverse.
 
         Raises:
-            InputError: As for `chunks`, or a recomputed block spans several chunks.
+            InputError: `chunks` raises it, or a recomputed block spans several chunks.
         """
         chunk_L = self.chunks(num_layers)
         block_L = np.arange(num_layers) if self.block_L is None else self.block_L

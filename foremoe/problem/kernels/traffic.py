@@ -80,7 +80,7 @@ def empty_traffic(num_experts, num_ranks, num_nodes, num_nics, by_node):
 
 @inner_kernel
 def put(e, sign, row, t):
-    """Adds the messages of an expert's tokens to the slots that hold it, by the split law. With `sign` -1, removes them."""
+    """Adds the messages of an expert's tokens to its slots, according to the split law. With `sign` -1, removes them."""
     if row.ranks.travel == BY_PAIR:
         _put_pairs(e, sign, row, t)
     elif row.ranks.travel == BY_NODE:

@@ -31,7 +31,7 @@ class Search(RankSolver):
 
     Attributes:
         effort: Number of changes tried per row. 0 computes only the start, without groups of nodes, in some ten microseconds per
-            row at EP8 and 15 ms at EP512. None tries as many as pay for what a row can gain. The search then takes at most half
+            row at EP8 and 15 ms at EP512. None chooses the number from what a row can gain. The search then takes at most half
             a percent of the row's time after its start, times the number of ranks.
         without: Parts of `foremoe.solvers.search.parts.PARTS` to leave out, to measure the gain of each.
     """

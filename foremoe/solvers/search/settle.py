@@ -140,7 +140,7 @@ def _pick(target, r, num_givers, rule, copies, wants, placed, ranks):
 
 @inner_kernel
 def _nearest(target, r, num_givers, rule, copies, wants, placed, ranks):
-    """Returns the giver and base slot that bring most pairs nearer among all that can fill rank r alone, or -1 and -1.
+    """Returns the giver and base slot that bring most pairs nearer and can fill rank r alone, or -1 and -1 if none can.
 
     The gain is the pairs that the taker's place wants, less those that the giver's place would then have to send away. Ties go
     to the lowest rank, then to the expert with the fewest pairs left.
@@ -257,7 +257,7 @@ def _giver(target, r, num_givers, rule, copies, ranks, load_G):
 
 @inner_kernel
 def _mate(target, r, reach, rule, copies, ranks, load_G):
-    """Returns a rank of the node that can fill rank r, so that an expert with `reach` pairs fills both deficits, or -1."""
+    """Returns a rank (or -1) of the node that can fill rank r, so that an expert with `reach` pairs then fills both deficits."""
     v, chosen, need = rule.node_G[r], np.int64(-1), target - load_G[r]
     for mate in ranks.by_node_I[ranks.first_X[v] : ranks.first_X[v + 1]]:
         deficit = target - load_G[mate]
