@@ -38,11 +38,11 @@ class RankSolver(abc.ABC):
     """
 
     level: ClassVar[str] = "rank"
-    keeps_homes: ClassVar[bool] = True  # False: base slots are re-placed; such plans are scored but never executed
-    exact: ClassVar[bool] = False  # True: Stop.OPTIMAL comes with a bound_N that the row meets, which proves it
+    keeps_homes: ClassVar[bool] = True  # if False, base slots change, so that plans are scored but never executed
+    exact: ClassVar[bool] = False  # if True, a row with Stop.OPTIMAL meets its bound_N, which proves it
     deterministic: ClassVar[bool] = True  # False under a wall-clock limit
-    foresees: ClassVar[bool] = False  # judges replicas by `Problem.scenario_XMLE`; the guard, which sees one load, is off
-    requires: ClassVar[tuple[str, ...]] = ()  # names of modules that it imports, looked up without importing them
+    foresees: ClassVar[bool] = False  # if True, it uses `Problem.scenario_XMLE`, and the guard, which sees one load, is off
+    requires: ClassVar[tuple[str, ...]] = ()  # modules that it imports; they are looked up without importing them
 
     @abc.abstractmethod
     def solve(self, problem: Problem, start: Placement) -> Placement:
@@ -80,6 +80,5 @@ class PathSolver(abc.ABC):
     def solve(self, problem: Problem, transfers: TransferList) -> TransferList:
         """Returns the same copies with `link_C` and `src_C` chosen. `src_C` is a rank that holds the expert, or -1 for the host.
 
-        Must be pure and deterministic, because when all ranks plan together, each rank chooses by itself and all choices must
-        agree.
+        It must be pure and deterministic: when all ranks plan together, each rank chooses by itself, and all choices must agree.
         """

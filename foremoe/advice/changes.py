@@ -36,7 +36,7 @@ class Change:
     """One possible change, with the gain of the simulated stage.
 
     Attributes:
-        name: What to do, for example ``"R = 2"``.
+        name: The change in words, for example ``"R = 2"``.
         speedup: Throughput with the change over throughput without it, both planned by the default `Planner`.
         cost: Cost or requirement of the change, in words.
         case: The case after the change.
@@ -58,8 +58,8 @@ class Advice:
         speedup: Speed-up of the planned case over experts at home without redundant slots.
         even_gain: Relative throughput that even routing would still add.
         fit: Memory of the fullest rank with experts at home and buffers.
-        fits_bare: Whether the case fits without redundant slots. If it does not, fewer slots are no cure.
-        changes: All changes that were tried. Changes of the number of slots come first, then the others by gain.
+        fits_bare: Whether the case fits without redundant slots. If it does not, fewer slots do not help.
+        changes: All changes that were tried. Changes of the number of slots come first, then all other changes by gain.
         slots: Result of `choose_slots`.
     """
 
@@ -94,7 +94,7 @@ class Advice:
 
     @property
     def beside_even(self) -> str:
-        """Compares with even routing, in words."""
+        """Returns a sentence that compares the case with even routing."""
         if self.even_gain <= -0.0005:
             return f"even routing without slots would take {1.0 / (1.0 + self.even_gain) - 1.0:.1%} longer"
         return f"even routing would gain {max(self.even_gain, 0.0):.1%} more"
@@ -185,7 +185,7 @@ def stage_seconds(
     This includes moves to other homes. `state_bytes` is the size of the state that is moved with every weight.
     """
     problem = case.problem
-    # Other homes have other skews, but the same rows are to be compared.
+    # Other homes have other skews, but the same rows must be compared.
     same = of.problem if (problem.M, problem.L) == (of.problem.M, of.problem.L) else problem
     part = sample(problem, skewed=same)
     run = force_balanced(part) if even else simulate(part, Planner().plan(part, num_threads=num_threads)[0])

@@ -1,4 +1,4 @@
-"""Samples a stage, so that many cases can be simulated quickly."""
+"""Samples of a stage, with which many cases can be simulated quickly."""
 
 import dataclasses
 from typing import NamedTuple

@@ -66,12 +66,12 @@ def choose_slots(
 
     Plans and simulates a sample of 6 micro-steps and 12 layers with each number, without moving homes. A larger number is chosen
     if each further slot shortens the simulated stage by `LEAST_GAIN` and the buffers fit into a rank's memory. The search ends
-    at a number that is not chosen. With several nodes, where some slots may gain nothing before a few more gain much, it also
-    tries the next number, and all numbers up to that of a rank's experts at home.
+    at a number that is not chosen. With several nodes, a few slots may gain nothing although more slots gain much. The search
+    then also tries the next number, and all numbers up to that of a rank's experts at home.
 
     Args:
-        problem: Its own number of slots is ignored.
-        trainer: As for `rank_memory`.
+        problem: Problem to choose slots for. Its own number of slots is ignored.
+        trainer: Optimizer state and number of groups that share it, as for `rank_memory`.
         progress: Called with (numbers tried, numbers to try).
 
     Raises:
@@ -97,7 +97,7 @@ def choose_slots(
             static_s = best_s = stage_s
         buffers = buffer_bytes(problem, redundant)
         staging = min(RETURN_BYTES, buffers) if problem.stage == "update" else 0
-        # Where the stage does not fit even without slots, they are not what has to change.
+        # If the stage does not fit even without slots, a smaller number of slots does not help.
         fits = not redundant or not whole.fits or whole.peak_bytes + buffers + staging <= whole.memory_bytes
         speedup = over(static_s, stage_s)
         options.append(SlotOption(redundant=redundant, stage_s=stage_s, speedup=speedup, buffer_bytes=buffers, fits=fits))
@@ -117,5 +117,5 @@ def choose_slots(
 
 
 def over(base_s: float, seconds: float) -> float:
-    """Returns the speed-up; 1 if there is nothing to do."""
+    """Returns the speed-up, or 1 if `seconds` is 0."""
     return base_s / seconds if seconds > 0.0 else 1.0

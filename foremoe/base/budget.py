@@ -15,8 +15,8 @@ def require_budget(num_bytes: int, what: str, cure: str, source_bytes: int | Non
         num_bytes: Size of the arrays in bytes.
         what: Name of the arrays in the message, such as ``"counts of 4 micro-steps"``.
         cure: Remedy in the message.
-        source_bytes: Size in bytes of the source that states the sizes. With None, the caller chose the sizes, and only the
-            machine's memory limits them.
+        source_bytes: Size in bytes of the source that states the sizes. None means that the caller chose the sizes, so that only
+            the machine's memory limits them.
     """
     # The operating system may promise memory that it does not have, and kill the process later.
     have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 2**63

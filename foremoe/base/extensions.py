@@ -1,4 +1,4 @@
-"""Finds third-party solvers and backends by entry point if foremoe itself does not have one of that name."""
+"""Third-party solvers and backends, found by entry point if foremoe itself does not have one of that name."""
 
 import functools
 from importlib.metadata import EntryPoint, entry_points

@@ -1,4 +1,4 @@
-"""Reads regular files and writes files atomically."""
+"""Functions that read regular files and write files atomically."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""Loads names of a package on first use."""
+"""Names of a package that are loaded on first use."""
 
 import importlib
 import sys

@@ -1,4 +1,4 @@
-"""Runs row kernels over blocks of rows on the library's own threads, with progress and cancellation.
+"""Parallel runs of row kernels over blocks of rows on the library's own threads, with progress and cancellation.
 
 Kernels are serial and release the GIL, so plain threads work in parallel without numba's threading layer, which does not survive
 fork. Rows are independent, so blocks do not change results.

@@ -1,4 +1,4 @@
-"""Parses JSON from files strictly, and validates it against a JSON schema."""
+"""A strict parser for JSON from files, and its validation against a JSON schema."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Reads arrays from untrusted ``.safetensors`` and ``.npz`` files, without trusting any size that a file states."""
+"""A reader of arrays in ``.safetensors`` and ``.npz`` files that does not trust any size that a file states."""
 
 import contextlib
 import math
@@ -44,7 +44,7 @@ class Stored(NamedTuple):
 def array_of(data: bytes | memoryview, dtype: np.dtype[Any], shape: Sequence[int], *, fortran: bool = False) -> Array:
     """Returns a view of `data` as an array. Raises InputError if the sizes do not match."""
     claimed = math.prod(shape) * dtype.itemsize if len(shape) <= _MAX_AXES else -1
-    # If one axis is empty, the others may state any length without taking any bytes.
+    # If one axis is empty, the other axes may state any length without taking any bytes.
     if claimed != len(data) or (not claimed and math.prod(max(n, 1) for n in shape) > _MAX_EMPTY):
         claim = f"claims {dtype} of shape {list(shape[:_MAX_AXES])}, {claimed} bytes"
         raise InputError(f"its header {claim}, but {len(data)} follow it; send the whole file.")

@@ -68,7 +68,7 @@ class Case:
 
 
 def least_seconds(case: Case, flops_per_s: float) -> tuple[float, float]:
-    """Returns the seconds of the fewest runs, as the part that does not depend on the number of tokens and the other part."""
+    """Returns the seconds of the fewest runs in two parts, of which only the second depends on the number of tokens."""
     model, tokens = case.model, case.tokens
     per_rank = case.num_experts // case.num_ranks
     runs = FEWEST_RUNS * _PASSES * NUM_LAYERS

@@ -1,4 +1,4 @@
-"""Times a rank's compute in one layer and micro-step, for experts alone and for whole layers whose experts return their input."""
+"""Times of a rank's compute in a layer and micro-step, of experts alone and of whole layers whose experts return their input."""
 
 import itertools
 from collections.abc import Sequence

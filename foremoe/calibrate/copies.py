@@ -1,4 +1,4 @@
-"""Times weight copies over every available transfer backend, alone and while experts compute."""
+"""Times of weight copies over every available transfer backend, alone and while experts compute."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -28,7 +28,7 @@ class Way(NamedTuple):
 
     backend: str
     kind: str  # kind of its points
-    to_G: tuple[int, ...]  # rank to which each rank's experts are copied; its own number if they are not (except by host)
+    to_G: tuple[int, ...]  # rank to which each rank's experts are copied; between ranks, its own number means no copy
 
 
 class Blocks:
@@ -55,7 +55,7 @@ class Blocks:
 
 
 class Copies:
-    """Copies from every rank to its next rank, or from the host store, which can be repeated."""
+    """Copies from every rank to its next rank, or copies from the host store. They can be repeated."""
 
     def __init__(self, group: Group, model: Model, device: torch.device, way: Way) -> None:
         self.group, self.way, self.by_host = group, way, way.kind == "copy from host"
@@ -92,7 +92,7 @@ class Copies:
 
 
 def find_ways(group: Group, model: Model, device: torch.device, node_of_rank: Sequence[int]) -> tuple[list[Way], dict[str, str]]:
-    """Returns all backends on all available kinds of link, and the reasons why others cannot be measured. Collective.
+    """Returns all backends on all available kinds of link, and why other backends cannot be measured. Collective.
 
     A backend is available if it opens and publishes weights on all ranks.
     """

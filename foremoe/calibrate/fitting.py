@@ -1,4 +1,4 @@
-"""Fits the constants of the cost model to measured points, with the residuals of each constant."""
+"""Fit of the cost model's constants to measured points, with the residuals of each constant."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -77,10 +77,10 @@ class Fit:
 def fit(measured: Measured, model: Model, *, name: str, source: str, base: Cluster | None = None) -> Fit:
     """Fits the constants with the smallest relative residuals.
 
-    Links are fitted first, to exchanges, which every layer has. They are only checked with copies. Then follow expert compute,
-    forward and backward, and layers, with a ratio for their backward. The fixed time of a call of the experts counts as part of a
-    layer. The slowdown of compute by copies is fitted last, relative to the time that the constants predict for the copies. If a
-    kind of link has several backends, the first measured one counts.
+    Links are fitted first, to exchanges, which every layer has. They are only checked with copies. Expert compute comes next,
+    forward and backward, and then layers, with a ratio for their backward pass. The fixed time of a call of the experts counts as
+    part of a layer. The slowdown of compute by copies is fitted last, relative to the time that the constants predict for the
+    copies. If a kind of link has several backends, the first measured one counts.
 
     Args:
         measured: Points to fit.
@@ -151,7 +151,7 @@ class _Units(NamedTuple):
     experts_backward: Array
     layer: Array
     layer_ratio: float  # backward over forward time
-    host_s: float = 0.0  # host time of a layer's forward, if the host takes longer than the device
+    host_s: float = 0.0  # host time of a layer's forward pass, if the host takes longer than the device
 
     def seconds(self, p: Point) -> float:
         amount_F = _amounts([p])[0]
@@ -162,7 +162,7 @@ class _Units(NamedTuple):
 
 
 def _amounts(points: Sequence[Point]) -> Array:
-    """Returns amounts of work, [N, 3]: pairs, busy slots and calls of experts, or attention FLOPs, layers and moved pairs."""
+    """Returns amounts of work, [N, 3]: pairs, busy slots and calls for experts; attention FLOPs, layers and pairs for layers."""
     rows = ([p.pairs, p.busy, p.calls] if p.kind == "experts" else [p.attention_flops, p.layers, p.moved] for p in points)
     return np.array(list(rows), np.float64).reshape(-1, 3)
 
@@ -189,7 +189,7 @@ def _units(points: Sequence[Point], link: LinkFit | None) -> _Units:
     device = _Units(once_F, back_F, layer_F, ratio)
     if not layer_back:
         return device
-    # If the host takes longer to launch a forward than the device to run it, only backward shows the time of the device.
+    # If the host launches a forward pass more slowly than the device runs it, only the backward pass shows the device's time.
     layers_N1, seconds_N = np.array([[p.layers] for p in layer]), np.array([p.seconds for p in layer])
     # Host times vary, so outliers do not lose weight.
     host_s = float(nonnegative(layers_N1, _off_links(layer, link), seconds_N, np.ones(len(layer)))[0])
@@ -203,11 +203,11 @@ def _seconds_per_unit(points: Sequence[Point], link: LinkFit | None) -> Array:
 
 
 def _host_layer_s(points: Sequence[Point], link: LinkFit | None, units: _Units) -> float:
-    """Returns `Cluster.host_layer_s`. The host's part of a backward is at most the shortest backward that was measured."""
+    """Returns `Cluster.host_layer_s`. The host's part of a backward pass is at most the shortest measured backward pass."""
     back = [p for p in points if p.kind == "layer" and p.backward]
     if not units.host_s:
         return 0.0
-    # With noise, a backward that is mostly exchange may have no time left.
+    # With noise, a backward pass that is mostly exchange may have no time left.
     shortest_s = max(0.0, float((_off_links(back, link) / [p.layers for p in back]).min()))
     return (units.host_s + shortest_s) / (1.0 + units.layer_ratio)
 
@@ -218,14 +218,14 @@ def _off(points: Sequence[Point], link: LinkFit | None, units: _Units) -> Array:
 
 
 def _by_group(points: Sequence[Point], link: LinkFit | None, units: _Units) -> dict[str, Basis]:
-    """Returns the residuals and spreads of forwards and of backwards, by kind."""
+    """Returns the residuals and spreads of forward and of backward passes, by kind."""
     off_N, spread_N = _off(points, link, units), np.array([p.spread for p in points])
     group_N = np.array([f"{p.kind} backward" if p.backward else p.kind for p in points])
     return {name: Basis(off_N[group_N == name], spread_N[group_N == name]) for name in np.unique(group_N).tolist()}
 
 
 def _planned(points: Sequence[Point]) -> tuple[tuple[float, float], Basis]:
-    """Returns the time that a plan adds to a layer's forward, per layer and per token, and the residuals of the whole time."""
+    """Returns the time that a plan adds to a layer's forward pass, per layer and per token, and the residuals of all the time."""
     at_home, mine = ([p for p in points if p.kind == kind and not p.backward] for kind in ("layer", "planned"))
     if not mine or len(mine) != len(at_home):
         return (0.0, 0.0), Basis(np.zeros(0), np.zeros(0))

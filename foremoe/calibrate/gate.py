@@ -1,4 +1,4 @@
-"""Gate: decides whether a fit counts as calibrated, and suggests how to improve it."""
+"""The gate, which decides whether a fit counts as calibrated and suggests how to improve it."""
 
 import math
 from collections.abc import Iterable, Iterator

@@ -1,4 +1,4 @@
-"""Starts the ranks of a calibration as processes of this machine, or joins ranks that torchrun started on several machines."""
+"""Launch of a calibration: its ranks are started as processes of this machine, or were started by torchrun on several."""
 
 import datetime
 import os
@@ -27,7 +27,7 @@ def default_ranks() -> int:
 def launch(case: Case, make_progress: ProgressMaker) -> Measured:
     """Measures on ``case.num_ranks`` processes of this machine. If it has GPUs, each process gets its own.
 
-    `make_progress` must be a function of a module. If a rank fails, all others are ended, and a TransferError gives the reason.
+    `make_progress` must be a function of a module. If a rank fails, all other ranks are ended, and a TransferError says why.
     """
     num_gpus = _num_gpus()
     if num_gpus and num_gpus < case.num_ranks:
@@ -45,7 +45,7 @@ def _num_gpus() -> int:
 
 
 def join_started(case: Case, make_progress: ProgressMaker) -> Measured:
-    """Calls `join` on a rank that another launcher started. All failures but bad input become TransferErrors of one sentence."""
+    """Calls `join` on a rank that another launcher started. All failures except bad input become one-sentence TransferErrors."""
     try:
         return join(case, make_progress)
     except (InputError, TransferError):

@@ -21,8 +21,8 @@ class Layer(Protocol):
 class PlainLayer(nn.Module):
     """A pre-norm decoder layer with the model's number of attention weights, heads and head widths.
 
-    It does not distinguish grouped queries, latent projections and the like. All attention weights except those of the output are
-    one projection of the input, and queries, keys and values are slices of its result.
+    It ignores variants such as grouped queries and latent projections. All attention weights except those of the output are one
+    projection of the input, and queries, keys and values are slices of its result.
     """
 
     def __init__(self, model: Model, num_experts: int, dtype: torch.dtype, device: torch.device) -> None:

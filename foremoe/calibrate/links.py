@@ -1,4 +1,4 @@
-"""Times links with exchanges of tokens, inside nodes and between nodes."""
+"""Times of links, measured with exchanges of tokens inside nodes and between nodes."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Times all that a calibration needs on one rank of a group. All ranks call it together."""
+"""All measurements of a calibration on one rank of a group. All ranks call `measure` together."""
 
 import os
 import platform
@@ -101,7 +101,7 @@ def _peak(watch: Stopwatch, dtype: torch.dtype, budget_s: float) -> float:
 
 
 def _memory_bytes(device: torch.device, nodes: Sequence[int], rank: int) -> int:
-    """Returns the memory of one rank, which is that of its GPU, or its part of the host's memory."""
+    """Returns the memory of one rank in bytes: that of its GPU or, without a GPU, its part of the host's memory."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     try:

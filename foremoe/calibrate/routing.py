@@ -1,4 +1,4 @@
-"""Draws routing for measurements, with popular and rare experts, and with even load over ranks or heavy load on the first one."""
+"""Random routing for measurements, with popular and rare experts. The load of ranks is even, or heavy on the first one."""
 
 from typing import NamedTuple, Self
 

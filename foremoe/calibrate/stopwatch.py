@@ -1,4 +1,4 @@
-"""Stopwatch: takes medians over repeats of work on all ranks. Each repeat counts the time of the slowest rank."""
+"""A stopwatch that repeats work on all ranks and returns the median time. The time of a repeat is that of the slowest rank."""
 
 import time
 from collections.abc import Callable

@@ -184,7 +184,7 @@ class Cluster(ArrayValue):
 
     @classmethod
     def from_toml(cls, path: str | os.PathLike[str]) -> Self:
-        """Reads a cluster from a TOML file written by `to_toml`. Raises InputError if there is none, or as `from_dict` does."""
+        """Reads a cluster from a file written by `to_toml`. Raises InputError if it does not exist or `from_dict` refuses it."""
         return cls.from_dict(fields.read(path), where=repr(os.fspath(path)))
 
     def to_dict(self) -> dict[str, Any]:
@@ -207,7 +207,7 @@ class Cluster(ArrayValue):
     def with_ranks(self, num_ranks: int, ranks_per_node: int) -> Self:
         """Returns the same kind of cluster with another number of ranks, in nodes of `ranks_per_node` filled in order.
 
-        If a kind of link in the new cluster was not measured, inside a node or between nodes, it counts as not calibrated.
+        The new cluster counts as not calibrated if it has a kind of link, inside or between nodes, that was not measured.
         """
         other = dataclasses.replace(self, num_ranks=num_ranks, node_of_rank_G=nodes_in_order(num_ranks, ranks_per_node))
         linked = other.num_nodes <= self.num_nodes and (other.ranks_per_node == 1 or self.ranks_per_node > 1)

@@ -1,4 +1,4 @@
-"""Ranges of a `Cluster`'s fields, fields that are left out of tables if they have their default, and the order of nodes."""
+"""Ranges and defaults of a `Cluster`'s fields, and the order of its nodes."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""Divides the time besides GEMMs and scores into a part per token and a part per (token, expert) pair."""
+"""Time besides GEMMs and scores, divided into a part per token and a part per (token, expert) pair."""
 
 from typing import NamedTuple
 

@@ -1,4 +1,4 @@
-"""Reads the sizes of a model from its Hugging Face `config.json`."""
+"""The sizes of a model, read from its Hugging Face `config.json`."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -25,7 +25,7 @@ def host_waits_s(host_layer_s: float, device_s: Array, passes: float) -> Array:
 
     Args:
         host_layer_s: Host time in seconds of one layer and forward pass.
-        device_s: Device time in seconds of all passes of a layer, of any shape.
+        device_s: Device times in seconds of all passes of a layer, an array of any shape.
         passes: Number of passes in units of a forward pass. A backward pass counts as the window's ratio of backward to forward.
     """
     return np.maximum(0.0, host_layer_s - device_s / passes)

@@ -173,7 +173,7 @@ class Model:
 
     @classmethod
     def from_toml(cls, path: str | os.PathLike[str]) -> Self:
-        """Reads a model from a TOML file written by `to_toml`. Raises InputError if there is none, or as `from_dict` does."""
+        """Reads a model from a file written by `to_toml`. Raises InputError if it does not exist or `from_dict` refuses it."""
         return cls.from_dict(fields.read(path), where=repr(os.fspath(path)))
 
     @classmethod
@@ -253,8 +253,8 @@ class Model:
         overestimates layers with a sliding window (every second one of gpt-oss) for long sequences.
 
         Args:
-            tokens: Number of tokens, of any shape.
-            sum_len_sq: Sum of the squared sequence lengths. Its shape must broadcast with that of `tokens`.
+            tokens: Numbers of tokens, an array of any shape.
+            sum_len_sq: Sums of the squared sequence lengths. Their shape must broadcast with that of `tokens`.
 
         Returns:
             float64 array of the common shape.

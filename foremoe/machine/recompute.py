@@ -21,8 +21,8 @@ def recompute_seconds(
 
     Args:
         parts: Names from `PARTS`. Other names take no time here.
-        tokens: Number of tokens, of any shape.
-        sum_len_sq: Sum of the squared sequence lengths. Its shape must broadcast with that of `tokens`.
+        tokens: Numbers of tokens, an array of any shape.
+        sum_len_sq: Sums of the squared sequence lengths. Their shape must broadcast with that of `tokens`.
     """
     tokens_f = np.asarray(tokens, np.float64)
     norms, activation, moved = element_shares(model)

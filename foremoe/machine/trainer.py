@@ -14,7 +14,7 @@ _CHECKS = (
 )
 
 # Shares of a step outside the stages for which the gain is shown if the user did not give the share. The first is for rollout
-# that shares the GPUs and takes as long as training; published GRPO steps have the others (docs/simulator.md, the whole step).
+# that shares the GPUs and takes as long as training. The other shares are those of published GRPO steps (docs/simulator.md).
 OUTSIDE_PERCENT = (50, 85, 95)
 
 
@@ -24,11 +24,11 @@ class Trainer:
 
     Attributes:
         optimizer_bytes: Bytes of optimizer state per parameter. Adam in mixed precision has 12 (arXiv 1910.02054, section 3.1):
-            an fp32 master weight and two moments. It is 0 if they are in host memory during the stage.
+            an fp32 master weight and two moments. 0 if the state is in host memory during the stage.
         data_parallel: Number of EP groups that train together. They sum gradients, and each keeps its share of the optimizer
             state, as in Megatron-LM's distributed optimizer and ZeRO.
         rollout_share: Share of a training step outside the stages with static placement, for rollout, rewards and moving weights.
-            If None, the gain of a step is not known either.
+            If None, the gain of a step is unknown.
         rollout_s: Time outside the stages in seconds. Overrides the share.
         micro_steps: Number of micro-steps in all stages of a training step, for example 16 if recompute and update have 8 each.
             Homes move once per step, and a stage bears its share of that cost by micro-steps. If None, it bears all of it.
@@ -62,7 +62,7 @@ class Trainer:
         return micro_steps / self.micro_steps
 
     def outside_s(self, static_s: float) -> float | None:
-        """Returns the seconds of a step outside the stages, or None. With static placement, the stages take `static_s`."""
+        """Returns the seconds of a step outside the stages, or None if unknown. Stages take `static_s` with static placement."""
         if self.rollout_s is not None:
             return self.rollout_s
         return None if self.rollout_share is None else self.rollout_share / (1.0 - self.rollout_share) * static_s

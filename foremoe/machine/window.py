@@ -13,8 +13,8 @@ def window_seconds(model: Model, cluster: Cluster, tokens: npt.ArrayLike, sum_le
     """Returns the seconds of attention, shared experts and all other work on a rank's own tokens.
 
     Args:
-        tokens: Number of tokens, of any shape.
-        sum_len_sq: Sum of the squared sequence lengths. Its shape must broadcast with that of `tokens`.
+        tokens: Numbers of tokens, an array of any shape.
+        sum_len_sq: Sums of the squared sequence lengths. Their shape must broadcast with that of `tokens`.
 
     Returns:
         float64 array of the common shape.
@@ -24,7 +24,7 @@ def window_seconds(model: Model, cluster: Cluster, tokens: npt.ArrayLike, sum_le
 
 
 def dense_layer_seconds(model: Model, cluster: Cluster, tokens: npt.ArrayLike, sum_len_sq: npt.ArrayLike) -> Array:
-    """Returns the seconds of a whole dense layer, with arguments as in `window_seconds`. They are 0 if its width is not known."""
+    """Returns the seconds of a whole dense layer, or 0 if its width is not known. The arguments are those of `window_seconds`."""
     if not model.dense_ffn_size:
         return np.zeros(np.broadcast_shapes(np.shape(tokens), np.shape(sum_len_sq)))
     params = model.num_matrices * model.hidden_size * model.dense_ffn_size

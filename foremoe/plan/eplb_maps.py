@@ -1,4 +1,4 @@
-"""Converts a plan's placement to the arrays of EPLB, which serving engines load."""
+"""Conversion of a plan's placement to the arrays of EPLB, which serving engines load."""
 
 from __future__ import annotations
 

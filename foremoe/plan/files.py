@@ -85,8 +85,8 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
     """Reads a file written by `save_plan`. Unknown tensors and header keys are ignored.
 
     Raises:
-        InputError: The file does not exist, is truncated or changed, has a newer format, lacks a field, or has a field whose
-            type, shape or range breaks the format. Or it has an older format with features that plans no longer support.
+        InputError: The file does not exist, is truncated or changed, or has a newer format. Also raised if a field is missing,
+            has a wrong type, shape or range, or is a feature of an older format that plans no longer support.
     """
     header, tensors = read_tensors(path, "plan", FORMAT_VERSION)
     if header["format"] == 1 and _OLD_LINKS in tensors:

@@ -33,7 +33,7 @@ _SEARCHED = (Stop.OPTIMAL, Stop.LIMIT, Stop.CANCELLED, Stop.FELL_BACK)
 
 
 def plan_violations(plan: Plan, problem: Problem | None = None) -> list[PlanError]:
-    """Lists every law that a plan violates. With `problem`, also lists where the plan does not belong to it."""
+    """Lists every law that a plan violates. With `problem`, also lists where the plan does not fit it."""
     found = Violations(plan.L)
     uses = _check_header(found, plan)
     if problem is not None:

@@ -1,4 +1,4 @@
-"""Chooses link and source rank of every weight copy, so that the copies of a use arrive as early as possible."""
+"""Choice of link and source rank for every weight copy, so that the copies of a use arrive as early as possible."""
 
 from collections.abc import Collection
 from typing import NamedTuple
@@ -53,7 +53,7 @@ def choose_links(
     begin_U = np.zeros(0) if hide_U is None else np.cumsum(hide_U) - hide_U
     stored_VX = np.full((cluster.num_nodes, L * E), 0.0 if hide_U is None else np.inf)
     free_6G = np.zeros((6, cluster.num_ranks))
-    # On the timeline, copies use a NIC one after the other. By use, all ranks of a NIC are assumed to send at once.
+    # On the timeline, copies use a NIC one after the other. In a use, all ranks of a NIC are assumed to send at once.
     rdma_s = expert_bytes / cluster.rdma_bytes_per_s + cluster.rdma_latency_s
     stores = _Stores(
         expert_C, begin_U, stored_VX, free_6G, cluster.nic_of_rank_G, rdma_s, np.zeros(2), cluster.copy_contention
@@ -86,7 +86,7 @@ class _Stores(NamedTuple):
     """The timeline of a plan in seconds, as far as it is needed to judge host stores."""
 
     expert_C: Array  # layer * E + expert of every copy
-    begin_U: Array  # time at which a use begins if no copy is late; empty if not known, with full stores
+    begin_U: Array  # time at which a use begins if no copy is late; empty if host stores are assumed to be full
     stored_VX: Array  # time at which a node's store has an expert; inf if nothing reads it there so far
     free_6G: Array  # times at which links of a rank (RDMA: NIC) are free: `_IN` + kind, `_OUT` + kind, `_FROM_STORE`, `_TO_STORE`
     nic_G: Array
@@ -133,7 +133,7 @@ def _choose(wanted, links, stores, most_hops, holders, link_C, src_C):
             links.host_G[dst] = by_host
             if stores.begin_U.size > 0:
                 _take(c, need, src, dst, _HOST, links, stores)
-            continue  # a copy from the host is not passed on
+            continue  # copies from the host are not passed on
         link_C[c], src_C[c] = link, src
         links.out_2G[link, src] = end
         links.in_2G[link, dst] = end
@@ -162,7 +162,7 @@ def _sent_s(ready, src, dst, link, links, stores):
 
 @kernel
 def _stored_s(c, home, dst, links, stores):
-    """Returns the times at which an expert has been sent to the store of `dst` (0: it is not sent), and is stored."""
+    """Returns when an expert has been sent to the store of `dst` (0 if it is not sent), and when it is stored there."""
     sent, stored = 0.0, stores.stored_VX[links.node_G[dst], stores.expert_C[c]]
     if stored == np.inf:
         writer = home
@@ -218,7 +218,7 @@ def _add_holder(c, holders):
 
 @kernel
 def _best_holder(mine, need, dst, best, most_hops, wanted, links, holders):
-    """Returns the copy whose rank can pass it on as copy `mine` before `best` (-1: none), its arrival, and its hops so far."""
+    """Returns the copy (or -1) whose rank can pass it on as copy `mine` before `best`, its arrival, and its hops so far."""
     rank_C, until_C, next_C, head_X = holders.rank_C, holders.until_C, holders.next_C, holders.head_X
     need_C, end_C, hops_C = wanted.need_C, holders.end_C, holders.hops_C
     expert = holders.expert_C[mine]

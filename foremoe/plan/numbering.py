@@ -1,4 +1,4 @@
-"""Checks that the numbers in a plan's arrays refer to existing things, before they are used as indices."""
+"""Checks of the numbers in a plan's arrays before they are used as indices: each must refer to something that exists."""
 
 from __future__ import annotations
 

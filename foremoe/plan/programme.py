@@ -20,7 +20,7 @@ from foremoe.problem.schedule import Phase, Uses
 
 
 class Return(NamedTuple):
-    """The return of one replica's gradient to its home, after the backward of a row. Its key follows the keys of the copies.
+    """The return of one replica's gradient to its home after the backward pass of a row. Its key follows the keys of the copies.
 
     `turn` is the number of gradients of the row that the home receives earlier, so that both ends know what is staged there.
     """
@@ -38,7 +38,7 @@ class Programme:
     """The part of a plan that one rank runs.
 
     A copy starts on both ends at the same position (see `start_positions`). Copies of one position start in the order of
-    `Relays.depth_C`, then of need, then of `rounds_of`. All ranks thus have the same order of batches, (position, depth, need),
+    `Relays.depth_C`, then by need, then by `rounds_of`. All ranks thus have the same order of batches, (position, depth, need),
     in which a relay follows the copy that it passes on. Ranks that wait for each other in this order never deadlock.
     """
 

@@ -18,7 +18,7 @@ class Relays(NamedTuple):
     """The dependencies of a plan's relays, all int64 [C]."""
 
     buffer_C: Array  # buffer of the source from which a relay is read; -1 for copies from home or the host store
-    parent_C: Array  # copy that brought the expert there; -1 for no relay
+    parent_C: Array  # copy that brought the expert there; -1 if the copy is not a relay
     depth_C: Array  # number of relays of the same use up to this one; 0 if its source has the expert from an earlier use
 
     @property
@@ -59,7 +59,7 @@ def relays_of(plan: Plan, t: TransferList) -> Relays:
 
 
 def chain_depth(parent_C: Array) -> Array:
-    """Returns int64 [C], the length of each copy's chain of parents (-1: none). In a circle, it exceeds the number of relays."""
+    """Returns int64 [C], the length of each copy's chain of parents. In a circle, it exceeds the number of relays."""
     depth_C, child_Y = np.zeros(len(parent_C), np.int64), np.flatnonzero(parent_C >= 0)
     for _ in range(len(child_Y) + 1):
         deeper_Y = depth_C[parent_C[child_Y]] + 1
@@ -70,7 +70,7 @@ def chain_depth(parent_C: Array) -> Array:
 
 
 def keep_executable(plan: Plan, t: TransferList, backend_P: Array, two_sided_P: Array) -> TransferList:
-    """Returns the copies without relays that an engine cannot execute. In their place, copies come from home.
+    """Replaces the relays that an engine cannot execute by copies from home.
 
     A relay is executed only if it and the original copy use one two-sided backend. If a source's own copy fails, the source has
     given up the backend that its relays would use. The failure of one backend thus never causes that of a second one.
@@ -88,7 +88,7 @@ def keep_executable(plan: Plan, t: TransferList, backend_P: Array, two_sided_P: 
 
 
 def copies_for(plan: Plan, backend_P: Array, two_sided_P: Array) -> TransferList:
-    """Returns the plan's copies for the available backends, with the plan's links, or others if a link has no backend.
+    """Returns the plan's copies for the available backends. If a link has no backend, the copies get other links.
 
     `backend_P` is the backend that serves each link, or -1. `two_sided_P` tells whether that backend is two-sided.
     """

@@ -15,7 +15,7 @@ class Replicas(NamedTuple):
 
     row_Z: Array  # m*L + l
     rank_Z: Array  # rank that holds the replica
-    slot_Z: Array  # a redundant slot, unless the plan moves homes
+    slot_Z: Array  # slot of the replica, which is redundant unless the plan moves homes
     expert_Z: Array
     home_Z: Array  # home rank of the expert
 

@@ -1,4 +1,4 @@
-"""Rounds: orders messages that are sent at the same time, so that none delays another unnecessarily."""
+"""Rounds: an order of messages that are sent at the same time, in which none delays another unnecessarily."""
 
 from typing import NamedTuple
 

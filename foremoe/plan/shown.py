@@ -1,4 +1,4 @@
-"""Shows a plan in a notebook, with its summary and the skew of every layer at home and as planned."""
+"""A plan in a notebook: its summary, and the skew of every layer at home and as planned."""
 
 import numpy as np
 

@@ -3,7 +3,7 @@
 It is a pure function, so every rank can compute its own part. In tier 1, a rank's tokens go to its own slot. In tier 2, they go
 to slots of its own node, in proportion to the remaining room of each slot. Pairs from other nodes then do not all go to the same
 slot. In tier 3, they go anywhere. In a tier, the remaining pairs of sources (in rank order) and the remaining room of slots (in
-slot order) are intervals on one line. A source sends a slot as many pairs as their intervals overlap.
+slot order) are intervals on one line. The overlap of their intervals is the number of pairs that a source sends to a slot.
 """
 
 from typing import NamedTuple
@@ -86,7 +86,7 @@ class _Sums(NamedTuple):
 
 
 class _Slots(NamedTuple):
-    """The slots of one row: the next slot of the same expert (-1: none), rank, quota, and the quota left after tier 1."""
+    """The slots of one row: the next slot of the same expert (or -1), rank, quota, and the quota left after tier 1."""
 
     next_P: Array
     rank_P: Array
@@ -108,9 +108,9 @@ def link_slots(expert_GS, quota_GS, first_E, next_P):
 
 @kernel
 def _split_rows(low, high, rows, split_NP):
-    """Splits rows without looking at single other sources. The pairs before this rank on a line and each node's total are enough.
+    """Splits rows [low, high). Of other sources, it needs only the pairs before this rank on a line and each node's total.
 
-    These are sums over whole rows of the load, which vectorise. The rest is a few steps per slot of a replicated expert.
+    These are sums over whole rows of the load, which vectorise. All other work is a few steps per slot of a replicated expert.
     """
     G, S = rows.expert_NGS.shape[1], rows.expert_NGS.shape[2]
     E, V = rows.load_NGE.shape[2], rows.node_G.max() + 1

@@ -46,8 +46,8 @@ class TransferList(ArrayValue):
     has arrived, and its buffer keeps the expert until the use `need_C` of the relay is over. No copy may land in the buffer with
     an earlier `after_C`. Copies of one use that pass each other on form trees, never circles.
 
-    The gradient of a replica is sent home after the backward of its row, and is not listed here. It uses the peer or RDMA link
-    between the two ranks, even if the weights came from the host store or a relay. Gradients are never relayed.
+    The gradient of a replica is sent home after the backward pass of its row, and is not listed here. It uses the peer or RDMA
+    link between the two ranks, even if the weights came from the host store or a relay. Gradients are never relayed.
     """
 
     micro_step_C: Array = array(np.int32)
@@ -114,7 +114,7 @@ def derive_transfers(
 
 
 class _Demand(NamedTuple):
-    """Demands of all uses: the experts of redundant slots (-1: none), and the number of buffers."""
+    """Demands of all uses: the experts of redundant slots, where -1 is no expert, and the number of buffers."""
 
     row_U: Array
     layer_U: Array

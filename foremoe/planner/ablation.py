@@ -67,7 +67,7 @@ def ablate(
     unpacked: Problem | None = None, exact_budget_s: float = EXACT_BUDGET_S, progress: Progress | None = None,
     judge: Callable[[Problem, Plan], Mapping[str, Any]] | None = None,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """Leaves out one level at a time, for every number of redundant slots and every foresight. Variants have the same rows.
+    """Leaves out one level at a time, for every number of redundant slots and every foresight. All variants plan the same rows.
 
     The first micro-step is left out everywhere if any foresight has no history for it. Raises the errors of `compare`.
 
@@ -80,7 +80,7 @@ def ablate(
         unpacked: The same batch dealt without the planner's pack level. If None, the pack level is never left out.
         exact_budget_s: Time limit of exact solvers, as for `compare`.
         progress: Called with the progress, as for `compare`.
-        judge: Adds figures to a row, as for `compare`. Should judge by `problem`, whose static placement is then the baseline.
+        judge: Adds figures to a row, as for `compare`. It should use `problem`, whose static placement is then the baseline.
 
     Returns:
         One dict per variant with ``levels`` (what was left out), ``redundant``, ``foresight``, the figures of `compare`, and

@@ -1,4 +1,4 @@
-"""Checks results of solvers before compiled code reads them. A result that cannot be used raises an error naming the solver."""
+"""Checks of solver results before compiled code reads them. An unusable result raises an error that names the solver."""
 
 import dataclasses
 from typing import Any

@@ -1,4 +1,4 @@
-"""Builds a plan from finished rows: bounds, proofs, prices, copies and their links."""
+"""Assembly of a plan from finished rows: bounds, proofs, prices, copies and their links."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Keeps the best placement of every row while the levels run."""
+"""The best placement of every row while the levels run."""
 
 import numpy as np
 

@@ -52,8 +52,8 @@ class Planner:
         split: Splits every expert's pairs over its replicas. If None, the solvers' quotas are kept, and missing ones are split
             exactly.
         path: Chooses the link of every copy.
-        foresight: Load that the levels see (`foresight.foreseen`). Quotas are then split on the real load, or served
-            (`Rerouted`).
+        foresight: Load that the levels see (`foresight.foreseen`). Quotas are then split on the real load. With `Rerouted`, the
+            real load is instead served as a runtime would serve it.
         guard: Whether each row keeps the best of static placement, the start and every level's result, compared by
             `foremoe.price` for the objective "time".
 

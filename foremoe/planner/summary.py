@@ -49,8 +49,8 @@ class PlanSummary:
         rows_kept_at_start: Number of rows in which no level beat the start (0 without the guard).
         stops: Number of rows for each name of the `Stop` that ended them.
         warnings: Sentences for the user.
-        unknown_share: Share of the tokens' pairs whose routing is not known and which are not counted. It is 0 if tokens are not
-            counted.
+        unknown_share: Share of the tokens' pairs that are not counted because their routing is unknown. It is 0 if tokens are
+            not counted.
         compile_s: Wall time of compilation in seconds. It is zero if the machine has planned before (see `foremoe.warm_up`).
     """
 
@@ -81,7 +81,7 @@ def unknown_share(problem: Problem) -> float:
 
 
 class Stopwatch:
-    """Measures wall time, and CPU time of the reading thread, since its creation, without the time of compilation."""
+    """Measures wall time and the reading thread's CPU time since its creation, without the time of compilation."""
 
     def __init__(self) -> None:
         self._begin = time.perf_counter(), time.thread_time(), *compile_seconds()

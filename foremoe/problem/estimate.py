@@ -23,7 +23,7 @@ def problem_rates(problem: Problem) -> Rates:
     backward, reforward = float(problem.schedule.trains), float(problem.schedule.reforward)
     gemm_passes = 1.0 + cluster.backward_ratio * backward + reforward
     comm_passes = 1.0 + backward + reforward
-    # Savings by host stores are left to the path level. With the price of filling them, they seldom make a replica cheaper.
+    # Savings from host stores are left to the path level. Because stores must be filled, they seldom make a replica cheaper.
     copy_peer_s, copy_rdma_s, _ = cluster.copy_seconds(model.expert_bytes)
     gradient_peer_s, gradient_rdma_s = cluster.return_seconds(model.gradient_bytes)
     sends = 1.0 + backward

@@ -121,7 +121,7 @@ def require_foresight(foresight: Foresight) -> None:
 def foreseen(problem: Problem, foresight: Foresight, history_LE: Array | None) -> Problem:
     """Returns the problem that the levels and the guard see. Its load is `predicted_load`, by source only for `Rerouted`.
 
-    The scenarios are the micro-steps before for "previous", and all micro-steps of the step for "step".
+    The scenarios are the earlier micro-steps with "previous", and all micro-steps of the step with "step".
     """
     if isinstance(foresight, Rerouted) and foresight.share > 0:
         given_MLGE = problem.load_MLGE if problem.load_MLGE is not None else problem.load_MLE[:, :, None]
@@ -138,7 +138,7 @@ def foreseen(problem: Problem, foresight: Foresight, history_LE: Array | None) -
 
 
 def _scenarios(load_MLE: Array, foresight: Foresight, history_LE: Array | None) -> Array | None:
-    """Returns `Problem.scenario_XMLE`, int32 [X, M, L, E]: the micro-steps before, the last one first, or those of the step."""
+    """Returns `Problem.scenario_XMLE`, int32 [X, M, L, E]: the earlier micro-steps, the last one first, or those of the step."""
     if foresight == "step":
         return np.broadcast_to(load_MLE[:, None], (len(load_MLE), *load_MLE.shape))
     if foresight != "previous":
@@ -154,9 +154,9 @@ def predicted_load(load_MLE: Array, foresight: str | Noisy, history_LE: Array | 
 
     Args:
         load_MLE: Real load.
-        foresight: ``"exact"`` for the real load, ``"previous"`` for the micro-step before, ``"step"`` for the step's sum in
-            every micro-step, or `Noisy`.
-        history_LE: Load that the first micro-step sees with ``"previous"``. None for zeros.
+        foresight: ``"exact"`` for the real load, ``"previous"`` for that of the previous micro-step, ``"step"`` for the step's
+            sum in every micro-step, or `Noisy`.
+        history_LE: Load that the first micro-step sees with ``"previous"``. None stands for zeros.
     """
     if isinstance(foresight, Noisy):
         noise = [np.random.default_rng([foresight.seed, m]).standard_normal(load_MLE.shape[1:]) for m in range(len(load_MLE))]

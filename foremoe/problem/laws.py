@@ -16,7 +16,7 @@ SHOWN_PER_LAW = 4  # a broken plan is usually broken everywhere, so a few places
 
 
 class Violations:
-    """Collects violations. `mask` adds the first few true places of a mask."""
+    """A list of violations. `mask` adds the first few true places of a mask."""
 
     def __init__(self, num_layers: int) -> None:
         self.errors: list[PlanError] = []

@@ -64,7 +64,7 @@ class Fit(NamedTuple):
 
     Attributes:
         peak_bytes: Peak memory of the fullest rank.
-        reforward_bytes: The same with activation recomputation of every layer. None if it is already on, or if there is no
+        reforward_bytes: Peak memory with activation recomputation of every layer. None if it is already on, or if there is no
             backward pass.
         memory_bytes: Memory of one rank.
     """
@@ -148,7 +148,10 @@ def fit(problem: Problem, placement: Placement, *, trainer: Trainer | None = Non
 
 
 def rank_params(problem: Problem) -> tuple[int, int]:
-    """Returns the parameters of a rank: routed experts at home, and all others, with embedding or head at an end layer."""
+    """Returns the number of weights in a rank's experts at home, and the number of all its other weights.
+
+    The second number includes the embedding and the head if the problem has these ends of the model.
+    """
     model, layer_L = problem.model, problem.moe_layer_L
     last = model.first_moe_layer + model.num_layers - 1
     ends = int(layer_L[0] == model.first_moe_layer) + int(layer_L[-1] == last)
@@ -157,7 +160,7 @@ def rank_params(problem: Problem) -> tuple[int, int]:
 
 
 def staging_bytes(problem: Problem, placement: Placement) -> Array:
-    """Returns int64 [G], the replica gradients waiting to be added at home, of `PREFETCH` + 1 rows and up to the limit."""
+    """Returns int64 [G], the bytes of replica gradients that wait to be added at home: `PREFETCH` + 1 rows, up to the limit."""
     if problem.stage != "update" or not problem.R:
         return np.zeros(problem.G, np.int64)
     row_Z, rank_Z, slot_Z = np.nonzero(placement.quotas_NGS[..., problem.B :] > 0)
@@ -171,12 +174,12 @@ def staging_bytes(problem: Problem, placement: Placement) -> Array:
 
 
 def pair_activation_bytes(model: Model) -> float:
-    """Returns the bytes that backward needs of one pair: input, output, and the results of the expert's matrices."""
+    """Returns the bytes that the backward pass needs of one pair: input, output, and the results of the expert's matrices."""
     return model.bytes_per_activation * (2 * model.hidden_size + model.num_matrices * model.ffn_size)
 
 
 def token_activation_bytes(model: Model) -> float:
-    """Returns the bytes that backward needs of one token in a layer outside the experts.
+    """Returns the bytes that the backward pass needs of one token in a layer outside the experts.
 
     These are the inputs of attention, of its norm, of the second norm and of the router. Flash attention also keeps queries and
     the output of attention. Keys and values, which have fewer heads, are left out.
@@ -187,9 +190,9 @@ def token_activation_bytes(model: Model) -> float:
 def activation_peak(problem: Problem, placement: Placement) -> Array:
     """Returns the peak memory of activations over the schedule's uses in bytes, int64 [G].
 
-    A forward pass keeps the activations that backward needs. With recomputation, it keeps only the input of every layer, or of
-    the first layer of every block. The other activations exist from the recomputation to the end of that layer's backward. A
-    forward-only stage keeps nothing.
+    A forward pass keeps the activations that its backward pass needs. With recomputation, it keeps only the input of every layer,
+    or of the first layer of every block. The other activations exist from the recomputation to the end of that layer's backward
+    pass. A forward-only stage keeps nothing.
     """
     schedule, uses = problem.schedule, problem.schedule.uses(problem.L)
     row_U = uses.micro_step_U.astype(np.int64) * problem.L + uses.layer_U

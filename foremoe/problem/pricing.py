@@ -62,7 +62,7 @@ def problem_rows(problem: Problem) -> Rows:
 
 
 def ranks_of(cluster: Cluster, travel: int, num_topk: int) -> Ranks:
-    """Returns the ranks of a cluster. `travel` is the number of the dispatch in `foremoe.problem.kernels.traffic`."""
+    """Returns the ranks of a cluster. `travel` is one of the kinds of dispatch in `foremoe.problem.kernels.traffic`."""
     node_G, nic_G = cluster.node_of_rank_G.astype(np.int64), cluster.nic_of_rank_G.astype(np.int64)
     order_G = np.argsort(node_G, kind="stable")
     first_V = np.searchsorted(node_G[order_G], np.arange(cluster.num_nodes + 1))

@@ -65,7 +65,7 @@ class Problem(ArrayValue, Derived):
         redundant: R, the number of redundant slots per rank, at least 0.
         slot_depth: Number of buffers per redundant slot. All layers share one ring of ``redundant * slot_depth`` buffers, each
             the size of an expert. With more buffers, copies may start earlier, and an expert that is still in a buffer when it is
-            needed again is not sent twice (backward follows forward). With large micro-steps, 2 are enough (at 8,192 tokens per
+            needed again, as in the backward pass, is not sent twice. With large micro-steps, 2 are enough (at 8,192 tokens per
             rank, stages take at most 0.2 % longer). With small micro-steps, the third one pays off.
         replicas: Ranks allowed for replicas: ``"any"``, or ``"node"`` to keep a replica inside the node of its home.
         home_LE: Home slot g*B + b of every expert, int32, a permutation per layer.

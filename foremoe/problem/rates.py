@@ -104,7 +104,7 @@ def _free_fan(copy_s, gradient_s, rates):
 
 @inner_kernel
 def free_fans(rates):
-    """Returns the most replicas of one rank's experts, or on one rank, whose copies overlap fully, on peer and RDMA links."""
+    """Returns how many copies to or from one rank overlap fully with compute, on peer links and on RDMA links."""
     return (
         _free_fan(rates.copy_peer_s, rates.gradient_peer_s, rates),
         _free_fan(rates.copy_rdma_s, rates.gradient_rdma_s, rates),

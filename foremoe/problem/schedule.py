@@ -24,7 +24,7 @@ class Phase(enum.IntEnum):
     """The purpose of a use of a layer's weights.
 
     Activation recomputation of a single layer belongs to its BACKWARD, which keeps the weights. In a block, all layers are
-    recomputed before the backward of the block begins. These uses are REFORWARD.
+    recomputed before the backward pass of the block begins. These uses are REFORWARD.
     """
 
     FORWARD = 0
@@ -141,7 +141,7 @@ class Schedule(ArrayValue):
         """Returns all uses of the plan's `num_layers` layers in order. Backward passes run their layers in reverse.
 
         Raises:
-            InputError: As for `chunks`, or a recomputed block spans several chunks.
+            InputError: `chunks` raises it, or a recomputed block spans several chunks.
         """
         chunk_L = self.chunks(num_layers)
         block_L = np.arange(num_layers) if self.block_L is None else self.block_L

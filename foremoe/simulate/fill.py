@@ -12,7 +12,7 @@ from foremoe.simulate.state import Fills
 
 
 def fill_inputs(problem: Problem, plan: Plan, t: TransferList) -> tuple[Fills, Array]:
-    """Returns the fills of the host stores, and the fill that each copy reads, or -1, int64 [C].
+    """Returns the fills of the host stores, and for each copy the fill that it reads (or -1), int64 [C].
 
     Each expert is stored once per node. The home rank writes its node's store. For another node, it sends the expert over RDMA to
     the first rank that reads it, which writes it to the store, like `transfer.PinnedHost`.

@@ -39,7 +39,7 @@ def run_uses(low, high, stage, copies, returns, state, record):
 
 @kernel
 def _run_forward(u, stage, copies, returns, state, record):
-    """Runs attention, then the experts. Copies for later uses start, unless backward of the layer follows in the same use."""
+    """Runs attention, then the experts. Copies for later uses start, unless the layer's backward pass is part of the same use."""
     n, m, phase = stage.row_U[u], stage.micro_step_U[u], stage.phase_U[u]
     clock, parts = state.clock, state.parts
     begin = clock[NOW]
@@ -113,8 +113,8 @@ def _exchange(n, part, stage, state, record):
 
 @kernel
 def _compute(u, back, stage, copies, returns, state, record):
-    """Runs the experts of all ranks, in backward if `back`. A rank's first products wait for its weights and, in a backward use,
-    until its gradient buffers can be zeroed, but not for other ranks."""
+    """Runs the experts of all ranks, in backward if `back`. A rank's first products wait for its weights, not for other ranks. In
+    a backward use, they also wait until the rank's gradient buffers can be zeroed."""
     n, clock, parts = stage.row_U[u], state.clock, state.parts
     begin, begin_G = clock[NOW], np.full(state.free_at_G.size, clock[NOW])
     took_G = stage.back_NG[n] if back else stage.compute_NG[n]
@@ -149,7 +149,7 @@ def _slowest(begin_G, took_G):
 
 @kernel
 def _behind(link, state):
-    """Returns how far the clock of a link class is behind the time."""
+    """Returns how many seconds the clock of a link class is behind the time."""
     return 0.0 if link == _HOST else state.clock[PEER_CLOCK] if link == _PEER else state.clock[RDMA_CLOCK]
 
 

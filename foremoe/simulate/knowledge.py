@@ -87,7 +87,7 @@ def exposed_planning(view: Foresight, cpu_s: float, timeline_s: float, problem: 
     """Returns the seconds of planning that do not overlap with execution, if all micro-steps take equally long.
 
     A micro-step is planned while the previous one runs. With foresight ``"previous"``, planning can begin only after the forward
-    pass of the previous micro-step. It then overlaps only with backward, and in the recompute stage it does not overlap at all.
+    pass of the previous micro-step. It then overlaps only with the backward pass, and with nothing in the recompute stage.
     The first micro-step is planned before the stage. With other kinds of foresight, all loads are known after rollout, and the
     first micro-step's planning is exposed. That is an upper bound if samples are planned as they arrive (`PlanStream`).
     """

@@ -156,7 +156,7 @@ def run_stage(
 
     Args:
         plan: Plan of `problem`.
-        posed: Problem with the homes from before a home level moved some. Defaults to `problem`.
+        posed: The problem before the home level moved any experts. Defaults to `problem`.
         moves_s: Seconds to move homes. See `Judge.run`.
         trainer: Optimizer, EP groups and time outside the stage. Defaults to ``Trainer()``.
 
@@ -173,7 +173,7 @@ def gain(problem: Problem, plan: Plan, *, posed: Problem | None = None, trainer:
 
     Args:
         plan: Plan of `problem`.
-        posed: Problem with the homes from before a home level moved some. Defaults to `problem`.
+        posed: The problem before the home level moved any experts. Defaults to `problem`.
         trainer: Optimizer, EP groups and time outside the stage. Defaults to ``Trainer()``.
 
     Raises:

@@ -14,12 +14,12 @@ class Stage(NamedTuple):
     row_U: Array
     micro_step_U: Array
     phase_U: Array  # `Phase` of every use
-    again_U: Array  # whether this backward use recomputes the layer's forward first
+    again_U: Array  # whether this backward use first recomputes the layer's forward pass
     window_MG: Array  # attention in one forward pass
     compute_NG: Array  # experts in one forward pass
     back_NG: Array  # experts in backward
-    peer_N: Array  # seconds that one exchange keeps the peer links busy
-    rdma_N: Array  # seconds that one exchange keeps the RDMA links busy
+    peer_N: Array  # seconds for which one exchange keeps the peer links busy
+    rdma_N: Array  # seconds for which one exchange keeps the RDMA links busy
     node_G: Array
     nic_G: Array
     latency_s: float  # latency of an exchange
@@ -42,7 +42,7 @@ class Fills(NamedTuple):
 class Copies(NamedTuple):
     """Weight copies, as columns in the order of `Plan.transfers`."""
 
-    src_C: Array  # -1: the host store
+    src_C: Array  # source rank, or -1 for the host store
     dst_C: Array
     link_C: Array
     parent_C: Array  # copy that a relay passes on, or -1
@@ -58,7 +58,7 @@ class Copies(NamedTuple):
 
 
 class Returns(NamedTuple):
-    """Replica gradients. Those of row n are `first_N[n]` to `first_N[n + 1]`. Start and end, on the link's clock, are output."""
+    """Replica gradients. Those of row n are [first_N[n], first_N[n + 1]). Start and end are outputs, on the link's clock."""
 
     first_N: Array
     src_A: Array

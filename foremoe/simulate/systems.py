@@ -170,7 +170,7 @@ def _left_out(name: str, system: System, problem: Problem) -> dict[str, Any] | N
 
 
 def _with_blanks(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the lines, and adds None for every missing figure to those that were left out."""
+    """Returns the lines. Those of systems that were left out get None for every missing figure."""
     full = next((row for row in rows if row["n_solved"]), None)
     if full is None and rows:
         raise InputError(f"no system plans these EP groups; {rows[0]['solver']}: {rows[0]['note']}")

@@ -109,7 +109,7 @@ def _count_rows(source, rows, low, high):
 
 @inner_kernel
 def _send(n, source, rank_K, rows):
-    """Adds the messages of a token to these ranks: direct inside its node, one to each other node, and forwarded inside that."""
+    """Adds the messages of a token to these ranks. In other nodes, the first rank of the node that gets it sends it on."""
     here, peer_2G, rdma_2G = rows.node_G[source], rows.peer_N2G[n], rows.rdma_N2G[n]
     for k in range(rank_K.size):
         g, v = rank_K[k], rows.node_G[rank_K[k]]

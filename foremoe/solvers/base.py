@@ -41,7 +41,7 @@ def require_start(problem: Problem, start: Placement) -> None:
 def edit_rows(start: Placement, rows: Callable[[int, int, Array, Array], object]) -> Placement:
     """Returns `start` as edited by ``rows(low, high, expert_NGS, quota_NGS)``. Rows that a cancellation skipped are unchanged."""
     expert_NGS, quota_NGS = start.expert_NGS.copy(), start.quotas_NGS.copy()
-    # A row of many ranks takes up to a quarter of a second: threads share a few, and a cancel waits for no more.
+    # A row of many ranks takes up to a quarter of a second. A block has few such rows, so that a cancellation takes effect soon.
     block = max(1, min(256, 4096 // expert_NGS.shape[1]))
     done_N = for_rows(lambda low, high: rows(low, high, expert_NGS, quota_NGS), len(expert_NGS), block)
     return Placement(expert_NGS=expert_NGS, quota_NGS=quota_NGS, stop_N=np.where(done_N, Stop.DONE, Stop.CANCELLED))

@@ -63,7 +63,7 @@ class Greedy(RowSolver):
 
     A rank can take an expert if it has a free slot or already holds that expert. It takes as much load as makes the two ranks
     equal. If no rank can take the hottest expert, the next one is tried. The search ends when the most loaded rank cannot give
-    anything away. This is the plain baseline, without look-ahead and without a split afterwards. It starts from the homes and
+    anything away. This is the plain baseline, with neither look-ahead nor a final split. It starts from the homes and
     never returns a worse placement.
     """
 

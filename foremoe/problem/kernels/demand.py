@@ -1,4 +1,4 @@
-"""Counts pairs by the node of their tokens."""
+"""Kernels that count pairs by the node of their tokens."""
 
 from __future__ import annotations
 

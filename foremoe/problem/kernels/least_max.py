@@ -1,9 +1,9 @@
-"""Decides exactly whether a few ranks with one redundant slot each can reach a maximum load, over all sets of ranks.
+"""An exact test of whether a few ranks with one redundant slot each can reach a maximum load. It examines all sets of ranks.
 
 Every rank has one slot, so replicas lead from homes to slots in trees or in cycles. A cycle breaks up if less load moves along
-all of it. A rank below the maximum need not give load, because the rank that gives to it can give in its place, from the same
-expert. So only ranks above the maximum give. The limit is how a giver's experts are divided: a set of ranks takes one expert up
-to the load of the expert, and up to the load that the set lacks.
+all of it. A rank below the maximum does not have to give load, because the rank that gives to it can give the same expert in its
+place. So only ranks above the maximum give. The maximum is limited by how a giver's experts are divided: a set of ranks takes at
+most the load of one expert, and at most the load that the set lacks.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _share_out(members, load_J, taken_JQ, taken_Q):
 
 @kernel
 def reachable(target, load_GB):
-    """Returns True if some replicas bring all ranks to at most `target`. `load_GB` (int64) descends on every rank."""
+    """Returns True if some replicas bring all ranks to at most `target`. Each row of `load_GB` (int64) is in descending order."""
     G, B = load_GB.shape
     load_G, giver_G, num = np.empty(G, np.int64), np.full(G, -1), 0
     givers = 0
@@ -94,7 +94,7 @@ def reachable(target, load_GB):
 
 @kernel
 def settle_rows(low, high, load_NE, homes, reached_N, bound_N):
-    """Raises bounds near `reached_N` in rows [low, high): to it if it is optimal, else to within `NEAR` of the optimum."""
+    """Raises the bounds of rows [low, high) near `reached_N`: to `reached_N` if it is optimal, else to `NEAR` of the optimum."""
     G, B = homes.base_NGB.shape[1:]
     domain_G = homes.node_G if homes.node_only else np.zeros_like(homes.node_G)
     domains = [domain_G == domain for domain in range(domain_G.max() + 1)]

@@ -59,10 +59,10 @@ def _one_slot(target, rank_I, load_G, load_GB):
 
     Let T be a maximum that can be reached, and H some of the ranks above T. Group the other ranks so that ranks with replicas of
     each other's experts are together. A group of c ranks uses c - 1 of its slots inside, so it takes at most one expert of H. It
-    takes at most as much load as its ranks lie below T together. Let A be any set of j ranks below T. The groups with a rank of
-    A take at most the j largest experts of H. The other groups take at most the load that ranks below T outside A lack to T. The
-    sum is least if A is the set of the j least loaded ranks. If it is less than the load of H above T, T cannot be reached. Nor
-    can any T up to the load of the least loaded rank above T outside H, because only a higher T lets that rank take load.
+    takes at most the load that its ranks together need to reach T. Let A be any set of j ranks below T. The groups with a rank of
+    A take at most the j largest experts of H. The other groups take at most the load that ranks below T outside A need to reach
+    T. The sum is least if A holds the j least loaded ranks. If it is less than the load of H above T, then T cannot be reached,
+    nor can any T up to the load of the least loaded rank above T outside H, because only a higher T lets that rank take load.
     """
     num, B = rank_I.size, load_GB.shape[1]
     hot = np.empty(num * B, np.int64)

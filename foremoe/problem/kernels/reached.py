@@ -1,4 +1,4 @@
-"""Estimates from counts how many tokens have an expert in a place, which is a rank or a node."""
+"""Estimates, made from counts, of how many tokens have an expert in a place. A place is a rank or a node."""
 
 from foremoe.base.compiled import inner_kernel
 

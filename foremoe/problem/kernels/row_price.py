@@ -3,7 +3,7 @@
 A row dispatches its tokens, computes and combines. Each of these takes as long as the busiest rank, link or NIC. Copies overlap
 on links that exchanges leave free. A row does not know the copies of its neighbours, so they count as if neighbours had as many
 copies as this row, on equally likely ranks. Copies may start two rows ahead. If a link has `b` seconds of this row's copies and
-`a` seconds of its neighbour's, both rows wait for (a + b) / 2 less the time of a row.
+`a` seconds of its neighbour's, both rows wait for (a + b) / 2 minus a row's time.
 """
 
 from typing import NamedTuple
@@ -222,7 +222,7 @@ def set_quota(e, g, quota, row, t):
 
 @inner_kernel
 def hold_homes(row, t):
-    """Gives all pairs of every expert to its home. Zero sums become those of the row without replicas and without `put`."""
+    """Gives all pairs of every expert to its home, in an empty traffic. Each expert still needs a `put` afterwards."""
     ranks = row.ranks
     if ranks.travel == BY_PAIR:
         for g in range(ranks.node_G.size):

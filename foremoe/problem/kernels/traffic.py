@@ -1,8 +1,8 @@
 """Traffic: the pairs that every rank of a row serves, sends and receives, updated incrementally.
 
-The part of one expert can be removed, changed and added again. This takes time for the ranks that hold it and their nodes, but
-not for the other experts. All sums are whole numbers, except messages under ``"node"`` dispatch, so adding a part again restores
-them.
+The part of one expert can be removed, changed and added again. The time for this depends on the ranks that hold the expert and on
+their nodes, but not on the other experts. All sums are whole numbers, except messages under ``"node"`` dispatch, so that adding a
+part again restores them.
 """
 
 from typing import NamedTuple
@@ -19,7 +19,7 @@ from foremoe.problem.kernels.reached import reached
 PAIRS, PADDED, BUSY, PEER_OUT, PEER_IN, RDMA_OUT, RDMA_IN = range(7)
 COPY_OUT, COPY_IN, RDMA_COPY_OUT, RDMA_COPY_IN, FAR_COPIES = range(7, 12)
 NUM_SUMS = 12
-# Ways of dispatch. SPREAD: sources are not known, and each rank is assumed to send an equal part of every expert's pairs.
+# Kinds of dispatch. With SPREAD, sources are unknown, and each rank is assumed to send an equal part of every expert's pairs.
 BY_PAIR, BY_NODE, SPREAD_BY_PAIR, SPREAD_BY_NODE = range(4)
 
 
@@ -80,7 +80,7 @@ def empty_traffic(num_experts, num_ranks, num_nodes, num_nics, by_node):
 
 @inner_kernel
 def put(e, sign, row, t):
-    """Adds the messages of an expert's tokens to the slots that hold it, by the split law. With `sign` -1, removes them."""
+    """Adds the messages of an expert's tokens to its slots, according to the split law. With `sign` -1, removes them."""
     if row.ranks.travel == BY_PAIR:
         _put_pairs(e, sign, row, t)
     elif row.ranks.travel == BY_NODE:

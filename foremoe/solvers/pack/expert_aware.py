@@ -25,7 +25,7 @@ class ExpertAware(PackSolver):
     per row, and the dispatch of pairs that leave their rank or node. Dispatch falls if a sequence is on the node of its experts.
     Replicas make loads nearly even under any packing, so the busiest rank's excess over the mean counts only with `skew_weight`.
     Replicas also shorten dispatch. With several nodes, each node is assumed to serve its own experts and, one per redundant
-    slot, those that its sequences want most over the whole step. Sequences with similar expert use therefore gather in a node,
+    slot, those that its sequences use most over the whole step. Sequences with similar expert use therefore gather in a node,
     and the home level can move experts to them.
 
     The search alternates between optimising sequences for given replicas and choosing replicas for given sequences. It starts

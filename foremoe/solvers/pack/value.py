@@ -72,7 +72,7 @@ class PackValue:
         """Returns seconds to dispatch each sequence's pairs from every rank, float64 [Q, G], with replicas that suit `rank_Q`.
 
         Every node is assumed to serve the experts at home there and, one per redundant slot, the other experts that its
-        sequences want most. Only sampled layers are considered, with the same replicas in all micro-steps.
+        sequences use most. Only sampled layers are considered, with the same replicas in all micro-steps.
         """
         if not self.foresees:
             return self._send_QG

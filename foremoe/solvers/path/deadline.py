@@ -23,7 +23,7 @@ class Deadline(PathSolver):
     the copy ends first is chosen, and the home rank in a tie. As in `CostModel`, copies of different uses do not compete.
 
     The host store is meant for copies that would otherwise come too late. To find them, the copies of all uses are placed on one
-    timeline. Copies begin two uses ahead, a use lasts as long as the copies that it can hide, and NICs and links remain busy from
+    timeline. Copies begin two uses ahead, a use lasts as long as copies can overlap with it, and NICs and links remain busy from
     one use to the next. A store holds an expert only after it was filled. On another node, the first rank that reads the expert
     receives it over RDMA and writes it to the store. On the home's node, the home writes it. The store is chosen if the time
     saved exceeds the slowdown of compute by filling and copying.
@@ -45,7 +45,7 @@ class Deadline(PathSolver):
             raise InputError(f"relay must be the number of ranks in a chain that pass a copy on, 0 for none; got {self.relay!r}.")
 
     def __repr__(self) -> str:
-        # Without relays, the text stays as it has always been, because it is part of every plan's bytes.
+        # Without relays, the text must be that of older versions, because it is part of every plan's bytes.
         return f"Deadline(relay={self.relay!r})" if self.relay else "Deadline()"
 
     def solve(self, problem: Problem, transfers: TransferList) -> TransferList:

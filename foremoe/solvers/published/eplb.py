@@ -107,7 +107,7 @@ def eplb_rows(low, high, load_NE, rank_G, num_groups, num_nodes, expert_NGS, quo
 class Eplb(RankSolver):
     """Applies the published EPLB policy to each row's own load: replicates the hottest experts, packs replicas, splits evenly.
 
-    All experts are placed anew in every row, so most of them change rank from row to row. The result is scored but never
+    All experts are placed again in every row, so most of them change rank from row to row. The result is scored but never
     executed. All P slots are used, and two copies of one expert on one rank become one slot with both shares. Rows without load
     keep the start. `Problem.replicas` has no effect because experts have no home here, but the hierarchical policy keeps copies
     inside a node anyway.

@@ -65,10 +65,10 @@ class Feplb(RowSolver):
     """Moves whole experts inside a node: the busiest rank gives the least loaded one the expert that balances the two best.
 
     This follows the description of FEPLB (arXiv 2604.19654). `dyn` experts of a rank are dynamic, here those in its first base
-    slots. The others stay and compute meanwhile. A moved expert takes all of its load along. Copy engines move weights and tokens
-    inside the NVLink domain, regardless of `Problem.replicas`. A node is finished when no expert of its busiest rank lowers the
-    larger of the two loads. The paper does not describe the scheduler in detail. The solver ignores replicas of the start
-    placement and is never worse than the homes.
+    slots. All other experts stay and compute meanwhile. A moved expert takes its whole load along. Copy engines move weights and
+    tokens inside the NVLink domain, regardless of `Problem.replicas`. A node is finished when no expert of its busiest rank
+    lowers the larger of the two loads. The paper does not describe the scheduler in detail. The solver ignores replicas of the
+    start placement and is never worse than the homes.
 
     Attributes:
         dyn: Number of dynamic experts of a rank, and maximum number of experts that it receives, which R limits as well.

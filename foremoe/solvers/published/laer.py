@@ -1,4 +1,4 @@
-"""`Laer`: places all experts anew, with copies in proportion to load."""
+"""`Laer`: places all experts again in every row, with copies in proportion to load."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -102,7 +102,7 @@ class Laer(RankSolver):
     """Places copies in proportion to load, heaviest first, on the least loaded rank of the node with the fewest copies.
 
     This follows LAER-MoE (arXiv 2602.11686). That system keeps experts sharded over all ranks, so it can change the placement in
-    every iteration, based on the loads of earlier ones. All experts are placed anew, so the result is scored but never executed.
+    every iteration, based on the loads of earlier ones. As experts have no fixed home, the result is scored but never executed.
     Tokens are split evenly over the copies.
 
     The candidates are the counts in proportion to load and perturbed counts, and the one with the smallest maximum rank load is

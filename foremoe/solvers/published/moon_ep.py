@@ -55,8 +55,8 @@ class MoonEp(RowSolver):
 
     Load is balanced inside a node, the NVLink domain, regardless of `Problem.replicas`, but not between nodes. The published
     planner runs EP groups of a single domain. Receivers are filled one after the other, while the published order alternates
-    between the receivers of one giver. Not reproduced are kernels that write tokens to their slots without host synchronisation,
-    static shapes, and weight multicast. The solver starts from the homes and never returns a worse placement.
+    between the receivers of one giver. Three features are not reproduced: kernels that write tokens to their slots without host
+    synchronisation, static shapes, and weight multicast. The solver starts from the homes and never returns a worse placement.
     """
 
     edit = staticmethod(moon_ep_row)

@@ -23,9 +23,9 @@ class Robust(RankSolver):
     """Places replicas for a load whose distribution is known. Quotas are split later, when the load itself is known.
 
     If the scenarios are samples (`Problem.scenarios_complete` is false), experts get copies in proportion to their expected load
-    plus a share of the mean expert load, because a cold expert may become hot. The expected load is the mean of the problem's
-    load and of the average scenario. The redundant slots are distributed by load per copy. Copies are placed heaviest first on
-    the least loaded rank, so that many ranks can exchange load later.
+    plus a share of the mean. Cold experts, which may become hot, thus get copies too. The expected load is the mean of the
+    problem's load and of the average scenario. The redundant slots are distributed by load per copy. Copies are placed heaviest
+    first on the least loaded rank, so that many ranks can exchange load later.
 
     If one of the scenarios will occur, replicas are added until each scenario can be balanced. The scenario with the worst
     balance gets the next replica.

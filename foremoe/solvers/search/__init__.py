@@ -1,1 +1,1 @@
-"""Local search on the price of rows."""
+"""Local search for rows with a lower price."""

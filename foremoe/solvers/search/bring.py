@@ -1,9 +1,9 @@
-"""Replicas where tokens are: every group of nodes gets the experts that its own tokens want most, at prices that level the ranks.
+"""Replicas near tokens: each group of nodes gets the experts that its own tokens use most. Prices of ranks level the load.
 
-Pairs that a node's tokens have with an expert elsewhere cross nodes unless the node holds a replica. If a token travels once to
-each node that serves it, what counts is how many nodes these are. Few nodes that hold most experts between them serve their own
-tokens alone: then a token reaches a few nodes instead of nearly all. Such groups are neighbours, as the split law matches sources
-and slots in order of rank.
+The pairs of a node's tokens with an expert elsewhere cross nodes unless the node holds a replica. If a token is sent once to
+each node that serves it, the number of these nodes counts. A small group of nodes that holds most experts can serve its own
+tokens alone, so that a token reaches a few nodes instead of nearly all. The nodes of a group are neighbours because the split law
+matches sources and slots in order of rank.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from foremoe.solvers.search.state import price_of
 
 # Letters: G ranks, S slots per rank, V groups of nodes, E experts, P = G*S slots, I replicas.
 
-# Rounds of prices, on up to so many ranks; with more, rounds take longer and are fewer, two at least. After the first and the
-# second one, the best must be within these shares of the cheapest so far.
+# The number of price rounds on up to RANKS ranks. On more ranks, rounds take longer and there are fewer, but at least two.
+# They end if their best price exceeds FIRST times the cheapest known after the first round, or SECOND times after a later one.
 ROUNDS, RANKS, FIRST, SECOND = 8, 64, 1.3, 1.1
-# Groups are tried up to so many times the number that could each hold every expert.
+# The number of groups is at most this multiple of the number that could each hold every expert.
 MOST_GROUPS = 3.0
-# If a token travels once to a node, single nodes are tried up to so many.
+# If a token is sent once to each node, groups of one node are tried on up to NODES nodes.
 NODES = 4
-# Replicas must save this share of the row's compute.
+# Replicas must save at least this share of the row's compute.
 LEAST = 0.01
-# A rank whose load is twice the goal raises its price by PACE times the seconds of a crossing pair; prices end at HIGHEST.
+# A rank whose load is twice the goal raises its price by PACE times the seconds of a crossing pair, up to HIGHEST.
 PACE, HIGHEST = 3.0, 4.0
 
 
 class _Groups(NamedTuple):
-    """Groups of nodes, and the pairs that the tokens of each have with every expert."""
+    """Groups of nodes, and the pairs of each group's tokens with every expert."""
 
     group_G: Array
     demand_VE: Array
@@ -45,7 +45,7 @@ class _Scratch(NamedTuple):
     """Memory of one row."""
 
     home_E: Array  # int64, home slot p = g*S + b of every expert
-    price_G: Array  # float64, of serving a pair on a rank; in seconds of a pair that leaves its group
+    price_G: Array  # float64, price of serving a pair on a rank, in units of a pair that leaves its group
     gain_I: Array  # float64
     expert_I: Array  # int64
     pairs_I: Array  # int64
@@ -56,10 +56,10 @@ class _Scratch(NamedTuple):
 
 @inner_kernel
 def _choose(v, first, num_slots, num_rank_slots, near, scratch):
-    """Writes the replicas that group `v` gains most from, the best first, from place `first` on; returns where they end.
+    """Writes the most useful replicas for group `v`, the best first, from index `first` on. Returns the index after the last.
 
-    An expert from another group takes all pairs of the group's tokens along, off its home. One from inside it takes half, which
-    only pays for the price of its home.
+    A replica of an expert from another group takes over all pairs of the group's tokens from its home. A replica of an expert of
+    this group takes over half of them, and its gain is the price of the home.
     """
     gain_I, expert_I, pairs_I = scratch.gain_I, scratch.expert_I, scratch.pairs_I
     end = first
@@ -82,7 +82,7 @@ def _choose(v, first, num_slots, num_rank_slots, near, scratch):
 
 @inner_kernel
 def _num_held(rates, num_slots):
-    """Replicas that a rank holds at first: more than one only if all of them hide, while as many of its own experts go out."""
+    """Returns how many replicas a rank holds at first: at least one, and more if their copies overlap with compute."""
     back_s = rates.trains * (rates.copy_rdma_s + rates.gradient_rdma_s)
     most = rates.hide_forward_s / rates.copy_rdma_s
     if back_s > 0.0:
@@ -92,7 +92,7 @@ def _num_held(rates, num_slots):
 
 @inner_kernel
 def _place(v, chosen, num_held, group_G, placed, scratch):
-    """Gives the chosen replicas, places [first, end), to ranks of group `v`: the largest to the least loaded with a free slot."""
+    """Gives the chosen replicas [first, end), the largest first, to the least loaded ranks of group `v` with a free slot."""
     expert_GS, quota_GS, load_G = placed
     (first, end), (G, S), num_base = chosen, expert_GS.shape, scratch.home_E.size // expert_GS.shape[0]
     for _ in range(first, end):
@@ -115,7 +115,7 @@ def _place(v, chosen, num_held, group_G, placed, scratch):
 
 @inner_kernel
 def _link(placed, scratch):
-    """Links the replicas of every expert, those without quota too: pairs may be pushed there."""
+    """Links the replicas of every expert. Replicas without quota are included because pairs may be pushed to them."""
     G, S = placed.expert_GS.shape
     scratch.first_E[:] = -1
     for g in range(G):
@@ -127,7 +127,7 @@ def _link(placed, scratch):
 
 @inner_kernel
 def _count_served(e, group_G, placed, scratch):
-    """Pairs of an expert that every group serves."""
+    """Counts the pairs of an expert that each group serves, in `scratch.served_V`."""
     S, home = placed.expert_GS.shape[1], scratch.home_E[e]
     scratch.served_V[:] = 0
     scratch.served_V[group_G[home // S]] += placed.quota_GS[home // S, home % S]
@@ -139,10 +139,10 @@ def _count_served(e, group_G, placed, scratch):
 
 @inner_kernel
 def _best_push(busiest, goal, near, placed, scratch):
-    """The cheapest push of pairs off a rank to another slot of their expert: (slot, other slot, pairs); -1 if there is none.
+    """Returns the cheapest push of pairs from a rank to another slot of their expert: (slot, other slot, pairs), or -1 slots.
 
-    A push is cheap if no more pairs leave their group by it, cheaper if fewer do. Ranks that are above the goal themselves come
-    last: they push on.
+    A push is cheap if it does not make more pairs leave their group, and cheaper if fewer leave it. Ranks that are above the goal
+    are the last choice because they would have to push pairs themselves.
     """
     expert_GS, quota_GS, load_G = placed
     S, group_G = expert_GS.shape[1], near.group_G
@@ -174,7 +174,7 @@ def _best_push(busiest, goal, near, placed, scratch):
 
 @inner_kernel
 def _push(goal, near, placed, scratch):
-    """Pushes pairs off the busiest rank until none is above the goal or has where to push."""
+    """Pushes pairs off the busiest rank until no rank is above the goal or the busiest rank cannot push any."""
     S, load_G = placed.expert_GS.shape[1], placed.load_G
     _link(placed, scratch)
     for _ in range(6 * load_G.size):
@@ -192,7 +192,7 @@ def _push(goal, near, placed, scratch):
 
 @kernel
 def _grouped(num_groups, row):
-    """Nodes in groups of equal numbers, as far as they divide, in the order in which ranks name them."""
+    """Returns nodes in groups of about equal size, in the order of their lowest ranks, with each group's demand."""
     (num_nodes, E), node_G = row.demand_VE.shape, row.ranks.node_G
     group_V, num_seen, demand_VE = np.full(num_nodes, -1), 0, np.zeros((num_groups, E), np.int64)
     for v in node_G:
@@ -205,11 +205,11 @@ def _grouped(num_groups, row):
 
 @kernel
 def _rounds(goal, near, num_held, home, tried, most_s, best, s):
-    """Overwrites `best` with the cheapest of some sets of replicas near tokens, if that costs less than `most_s`.
+    """Overwrites `best` with the cheapest set of replicas near tokens that it tries, if that costs less than `most_s`.
 
-    Prices of ranks start at nothing. Each round chooses replicas for all groups, gives them to ranks, raises the prices of ranks
-    that this leaves above the goal and lowers those below, and then pushes pairs until the row is level: subgradient steps on
-    the Lagrangian of "no rank above the goal". Returns what `best` costs then, at most `most_s`.
+    Prices of ranks start at 0. Each round chooses replicas for all groups and gives them to ranks. Then it raises the prices of
+    ranks above the goal and lowers those of ranks below it, and pushes pairs until the row is level. The rounds are subgradient
+    steps on the Lagrangian of "no rank above the goal". Returns the cost of `best`, or `most_s` if nothing cheaper was found.
     """
     (G, S), (V, E), group_G = home.expert_GS.shape, near.demand_VE.shape, near.group_G
     num_base = S - s.num_slots
@@ -249,7 +249,10 @@ def _rounds(goal, near, num_held, home, tried, most_s, best, s):
 
 @kernel
 def _try_groups(num_groups, home, goal, tried, most_s, best, s):
-    """Overwrites `best` with replicas for so many groups, as many as hide or as fit, if they cost less than `most_s`."""
+    """Overwrites `best` with replicas for `num_groups` groups if they cost less than `most_s`.
+
+    At first, a rank holds as many replicas as overlap with compute, and then as many as fit.
+    """
     near, num_held = _grouped(num_groups, s.row), _num_held(s.rates, s.num_slots)
     most_s = _rounds(goal, near, num_held, home, tried, most_s, best, s)
     if num_held < s.num_slots:
@@ -261,8 +264,8 @@ def _try_groups(num_groups, home, goal, tried, most_s, best, s):
 def bring_row(goal, home, tried, best_s, best, s):
     """Overwrites `best` with the cheapest of several sets of replicas near tokens, if that costs less than `best_s`.
 
-    If a token travels once to a node, there are 2, 4, 8 ... groups of about equal numbers of nodes, and single nodes if these are
-    few. Otherwise every group is a single node.
+    If a token is sent once to each node, 2, 4, 8 ... groups of about equal numbers of nodes are tried, and single nodes if there
+    are few. Otherwise every group is a single node.
     """
     num_nodes, num_base = np.int64(s.row.demand_VE.shape[0]), s.home_GB.shape[1]
     by_node, many = s.row.ranks.travel == BY_NODE, s.parts & GROUPS != 0

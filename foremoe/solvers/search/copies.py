@@ -1,4 +1,4 @@
-"""Moves of load from the home of an expert to a replica, for all ways to settle ranks."""
+"""Moves of load from an expert's home to a replica, shared by all ways to settle ranks."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from foremoe.base.compiled import inner_kernel
 
 
 class Rule(NamedTuple):
-    """How ranks are settled."""
+    """Rules for settling ranks."""
 
     node_G: Array  # node of every rank
     num_base: int  # base slots of a rank
     node_only: bool  # whether replicas stay inside their home's node
-    relay: bool  # whether ranks of a node pass on what one larger replica brings in from another node
-    blind: bool  # whether nodes do not matter for the choice of the giver
-    weight_G: Array  # float64, favours givers; all 1.0 but for repeated tries
+    relay: bool  # whether ranks of a node may share the load that one larger replica takes over from another node
+    blind: bool  # whether the choice of the giver ignores nodes
+    weight_G: Array  # float64, favours givers; all 1.0 except in repeated tries
 
 
 class Copies(NamedTuple):
-    """Copies out of every home rank so far, and how many there may be."""
+    """Number of copies out of every home rank so far, and its limits."""
 
     near_limit: int  # most copies out of a rank inside its node
     far_limit: int  # most copies out of a rank to other nodes
@@ -34,7 +34,7 @@ class Copies(NamedTuple):
 
 @inner_kernel
 def top_left(g, num_base, quota_GS):
-    """What is left of the largest expert at home on rank g."""
+    """Returns the largest number of pairs that an expert at home on rank g has left there."""
     top = quota_GS[g, 0]
     for b in range(1, num_base):
         top = max(top, quota_GS[g, b])
@@ -43,7 +43,7 @@ def top_left(g, num_base, quota_GS):
 
 @inner_kernel
 def slot_for(expert, r, num_base, expert_GS):
-    """The redundant slot of rank r that holds the expert already, else its first free one, else -1."""
+    """Returns the redundant slot of rank r that already holds the expert, or else its first free one, or else -1."""
     slot = -1
     for s in range(num_base, expert_GS.shape[1]):
         if expert_GS[r, s] == expert:

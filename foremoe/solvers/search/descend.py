@@ -1,4 +1,4 @@
-"""The search of a row: from its start, moves until there were enough of them."""
+"""The search of a row: it begins at the row's start and tries a given number of moves."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ from foremoe.solvers.search.state import State, empty_arrays, list_homes, list_r
 
 # Letters: N rows, G ranks, S slots per rank, B base slots.
 
-# The price is smoothed by SOFT at first, and not at all in the last SHARP of the moves.
+# The weight of the smoothing falls from SOFT to 0. The last moves, a share SHARP, use the price without smoothing.
 SOFT, SHARP = 1.0, 0.2
-_STEP = 64  # moves between two looks at how smooth the price is
-_SEED = 88172645463325252  # of every row: what a row becomes does not depend on what else is searched
-# A row is searched for SHARE of the time that it takes after its start, on each of its ranks, which plan at once, and for GAIN of
-# what there may be to gain in it at most; but never for more than MOST_S, of up to MANY ranks, and less with more.
+_STEP = 64  # moves between two updates of the smoothing
+_SEED = 88172645463325252  # the same for every row, so that a row's plan does not depend on the other rows
+# The search of a row may take SHARE of the row's time after its start, or GAIN of the most that it could save if that is less.
+# This is a time per rank because all ranks plan at once. The limit is MOST_S on up to MANY ranks and falls with more.
 SHARE, GAIN, MOST_S, MANY = 0.005, 0.05, 0.0125, 64
-AS_PAYS = -1  # for `effort`
-# Seconds of a move on one thread, and more for each rank: by pairs, and by messages to nodes.
+AS_PAYS = -1  # value of `effort`: as many moves as pay
+# Seconds of a move on one thread and the seconds that each rank adds, with pairs dispatch and with node dispatch.
 PAIR_MOVE_S, PAIR_MOVE_RANK_S = 0.9e-6, 0.012e-6
 NODE_MOVE_S, NODE_MOVE_RANK_S = 0.6e-6, 0.085e-6
 
 
 class Choice(NamedTuple):
-    """How rows are searched."""
+    """Settings of the search."""
 
-    effort: int  # moves a row, or AS_PAYS
+    effort: int  # moves per row, or AS_PAYS
     parts: int  # bits of `foremoe.solvers.search.parts`
     node_only: bool  # whether replicas stay inside their home's node
-    rates: Rates  # by which copies of starts are limited
+    rates: Rates  # rates that limit the copies of a start
     times: RowTimes
 
 
 @kernel
 def _to_gain(num_base, s):
-    """Seconds of a row that search could save at most: uneven compute, copies that show, and exchanges, but for the pairs that
-    have to travel to a mean rank however slots are filled."""
+    """Returns the most seconds that a search could save in a row: uneven compute, exposed copies and exchanges. Exchanges count
+    without the pairs that a mean rank must receive however its slots are filled."""
     prices, row, sum_XG = s.prices, s.row, s.t.sum_XG
     parts = row_seconds(prices, s.windows, row, s.t)
     even_s = (prices.forwards + prices.backward_ratio) * (prices.gemm_s + prices.pair_s) * s.mean
@@ -59,10 +59,10 @@ def _to_gain(num_base, s):
 
 @kernel
 def moves_of(started_s, num_base, s):
-    """The number of moves that pay in a row that takes `started_s` after its start."""
+    """Returns the number of moves that pay in a row that takes `started_s` after its start."""
     num_ranks = s.num_G.size
     spent_s = min(SHARE * started_s, GAIN * _to_gain(num_base, s)) * num_ranks
-    # A move takes longer among many ranks, and a row has more to move: what it gains does not keep up.
+    # With more ranks, a move takes longer and a row needs more moves, but the gain of a move does not grow as fast.
     most_s = MOST_S * min(1.0, (MANY / num_ranks) ** (4.0 / 3.0))
     by_node = s.row.ranks.travel == BY_NODE
     move_s = NODE_MOVE_S + NODE_MOVE_RANK_S * num_ranks if by_node else PAIR_MOVE_S + PAIR_MOVE_RANK_S * num_ranks
@@ -71,7 +71,7 @@ def moves_of(started_s, num_base, s):
 
 @kernel
 def _descend(effort, s):
-    """Tries `effort` moves."""
+    """Tries `effort` moves and keeps those that lower the price."""
     current, soft, aim = 0.0, 0.0, busiest(s)
     for i in range(effort):
         if i % _STEP == 0:
@@ -90,8 +90,8 @@ def _descend(effort, s):
 
 @kernel
 def _search_row(n, rows, choice, t, pairs_G, own, best):
-    """Starts and searches row `n`, in place in `best`, its placement: it ends no dearer than its start. `t` is an empty traffic,
-    `own` the memory of a `State`."""
+    """Starts and searches row `n` in place: its placement `best` never costs more than its start. `t` is an empty traffic, and
+    `own` is the memory of a `State`."""
     (G, S), num_base = best.expert_GS.shape, rows.num_base
     home_GB, replica_GR, num_G, change_4I, num_changes, random = own
     row, w = row_of(rows, n, pairs_G), rows.window_N3[n]
@@ -116,7 +116,7 @@ def _search_row(n, rows, choice, t, pairs_G, own, best):
 
 @kernel
 def search_rows(low, high, rows, choice, expert_NGS, quota_NGS):
-    """Starts and searches rows [low, high), in place."""
+    """Starts and searches rows [low, high) in place."""
     G, S = expert_NGS.shape[1:]
     t, pairs_G, own = empty_of(rows), np.empty(G), empty_arrays(G, rows.num_base, S - rows.num_base)
     for n in range(low, high):

@@ -1,4 +1,4 @@
-"""Row kernels of `Search` under ``"balance"``: settle, split exactly, prune."""
+"""Row kernels of `Search` under ``"balance"``. They settle ranks, split pairs exactly and drop replicas that are not needed."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from foremoe.solvers.split.flow import UNLIMITED, split_row
 # Letters: N rows, G ranks, S slots per rank, E experts.
 
 
-# Settlings of a row, and how far apart the weights of givers lie in repeated ones.
+# The number of settlings of a row, and the range of the givers' weights in repeated ones.
 TRIES, SPREAD = 16, 0.6
 
 
 class Options(NamedTuple):
-    """Options of row functions."""
+    """Options of the row functions."""
 
     node_only: bool  # whether replicas stay inside their home's node
-    tries: int  # settlings of a row; 0 tries the goal once and does not split
+    tries: int  # settlings per row; with 0, the goal is tried once and nothing is split
 
 
 @kernel
 def level_goal(node_only, node_G, load_G):
-    """ceil(mean load), of the most loaded node if replicas stay inside nodes."""
+    """Returns the mean load of a rank, rounded up. If replicas stay inside nodes, it is the mean of the most loaded node."""
     num_domains = node_G.max() + 1 if node_only else 1
     goal = np.int64(0)
     for domain in range(num_domains):
@@ -45,7 +45,7 @@ def level_goal(node_only, node_G, load_G):
 
 @kernel
 def _bound(goal, node_only, node_G, num_base, quota_GS):
-    """`bound_row` over all ranks, or over every node by itself."""
+    """Returns `bound_row` of all ranks or, if replicas stay inside nodes, the largest one of a single node."""
     if not node_only:
         return bound_row(goal, np.ones(node_G.size, np.bool_), num_base, quota_GS)
     for node in range(node_G.max() + 1):
@@ -55,7 +55,7 @@ def _bound(goal, node_only, node_G, num_base, quota_GS):
 
 @inner_kernel
 def _draw_weights(state, spread, weight_G):
-    """Fills `weight_G` with 1.0 give or take half of `spread` at random (xorshift). Returns the generator's next state."""
+    """Fills `weight_G` with random numbers around 1.0, `spread` apart at most (xorshift). Returns the generator's next state."""
     for g in range(weight_G.size):
         state ^= state << np.uint64(13)
         state ^= state >> np.uint64(7)
@@ -66,13 +66,13 @@ def _draw_weights(state, spread, weight_G):
 
 @kernel
 def search_row(goal, limit, rule, options, home_quota_GS, placed):
-    """The best of several settlings that start from the given placement, in place; only maxima up to `limit` count.
+    """Overwrites a placement with the best of several settlings that start from it. Its maximum load must be at most `limit`.
 
-    First the goal is tried. If ranks stay above it, the goal rises to the lower bound and the target is bisected between that
-    and the best maximum so far; the exact split makes the most of every failure. When the interval is used up, it starts again
-    with givers weighted at random, by the same numbers in every row. Relays are tried first and, at the best maximum, last: as
-    much balance with fewer replicas across nodes. The search chooses `relay` and `weight_G` of `rule`; `home_quota_GS` are the
-    pairs at home before any are moved.
+    The goal is tried first. If ranks remain above it, the goal rises to the lower bound, and the target is bisected between this
+    bound and the best maximum so far. After each failure, an exact split lowers the maximum. When the interval is used up, the
+    bisection restarts with random weights of the givers, the same in every row. Relays are tried first and, at the best maximum,
+    last: they reach the same balance with fewer replicas across nodes. The search chooses `relay` and `weight_G` of `rule`.
+    `home_quota_GS` holds the pairs at home before any are moved.
     """
     most, tries, num_base = placed.load_G.max(), options.tries, rule.num_base
     if most <= goal:
@@ -118,7 +118,7 @@ def search_row(goal, limit, rule, options, home_quota_GS, placed):
 
 @kernel
 def balanced_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
-    """The most even placement of one row with few replicas; see `RowSolver.edit` for the arguments."""
+    """Overwrites the placement of one row with the most even one that it finds. `RowSolver.edit` describes the arguments."""
     best = Placed(expert_GS, quota_GS, np.empty(node_G.size, np.int64))
     clean_row(num_base, best)
     home_E = home_of_experts(num_base, expert_GS)
@@ -134,7 +134,7 @@ def balanced_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
         tries = options.tries
         if keep and most == goal:
             if far <= start_far:
-                break  # nothing to gain: the start's replicas across nodes would all stay
+                break  # nothing to gain, because all replicas of the start across nodes would remain
             tries = 0
         search_row(goal, most, rule, Options(options.node_only, tries), home.quota_GS, tried)
         clean_row(num_base, tried)
@@ -148,6 +148,6 @@ def balanced_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
 
 @kernel
 def balanced_rows(low, high, load_NE, node_G, num_base, options, expert_NGS, quota_NGS):
-    """`balanced_row` for rows [low, high)."""
+    """Calls `balanced_row` for rows [low, high)."""
     for n in range(low, high):
         balanced_row(load_NE[n], node_G, num_base, options, expert_NGS[n], quota_NGS[n])

@@ -1,4 +1,4 @@
-"""Moves of the search: each aims at what is busiest in the row now, a rank, a link or a NIC."""
+"""Moves of the search. Each move aims at a rank, link or NIC that is busy in the row, often the busiest one."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from foremoe.solvers.search.state import below, chance, give
 
 # Letters: G ranks, V nodes, E experts.
 
-# Shares of moves that aim at compute and at links.
+# Shares of the moves that aim at compute and at links.
 COMPUTE, LINKED = 0.18, 0.75
-NEW, WANTED_SHARE = 0.5, 0.4  # a new replica although there are other holders; as many pairs as tokens there still want
+NEW, WANTED_SHARE = 0.5, 0.4  # shares with a new replica despite other holders, and with as many pairs as tokens there need
 
 
 @inner_kernel
 def busiest(s):
-    """The slowest rank; the busiest link, as its row of the sums and its rank, or NIC."""
+    """Returns the slowest rank and the busiest link. The link is given as its row of the sums and as its rank or NIC."""
     prices, total_XG = s.prices, s.t.sum_XG
     rank, slowest = np.int64(0), -1.0
     link, at, most = np.int64(PEER_OUT), np.int64(0), -1.0
@@ -40,7 +40,7 @@ def busiest(s):
 
 @inner_kernel
 def _some_expert(g, s):
-    """A random expert that a rank serves; -1: none was found."""
+    """Returns a random expert that a rank serves, or -1 if none was found."""
     num_base = s.home_GB.shape[1]
     for _ in range(4):
         i = below(s, num_base + s.num_G[g])
@@ -52,7 +52,7 @@ def _some_expert(g, s):
 
 @inner_kernel
 def _other_holder(e, g, s):
-    """A random other holder of an expert that `g` holds; -1: none."""
+    """Returns a random holder other than `g` of an expert that `g` holds, or -1 if there is none."""
     num = s.t.num_E[e]
     if num < 2:
         return np.int64(-1)
@@ -62,7 +62,7 @@ def _other_holder(e, g, s):
 
 @inner_kernel
 def _in_node(e, v, s):
-    """Pairs of an expert that a node serves."""
+    """Returns how many pairs of an expert a node serves."""
     pairs = np.int64(0)
     for i in range(s.t.num_E[e]):
         g = s.t.holder_EG[e, i]
@@ -73,7 +73,7 @@ def _in_node(e, v, s):
 
 @inner_kernel
 def _least_replica(g, s):
-    """Pairs of the smallest replica that would have to leave for another; 0 where a slot is free."""
+    """Returns the pairs of a rank's smallest replica, which a new one would have to replace, or 0 if a slot is free."""
     if s.num_G[g] < s.num_slots:
         return np.int64(0)
     least = np.int64(s.t.quota_EG[s.replica_GR[g, 0], g])
@@ -84,7 +84,7 @@ def _least_replica(g, s):
 
 @inner_kernel
 def _some_rank(e, src, inside, s):
-    """Of three random ranks, inside the node of `src` or anywhere, the one with most tokens for the expert and least to do."""
+    """Returns the best of three random ranks, in the node of `src` or anywhere: many tokens for the expert and little load."""
     ranks, best, top = s.row.ranks, np.int64(-1), -1e300
     v = ranks.node_G[src]
     for _ in range(3):
@@ -108,14 +108,14 @@ def _some_rank(e, src, inside, s):
 
 @inner_kernel
 def _busier(row, first, num, s):
-    """Of two random places of a row of the sums the busier one."""
+    """Returns the busier of two random ranks or NICs in a row of the sums."""
     a, b = first + below(s, num), first + below(s, num)
     return b if s.t.sum_XG[row, b] > s.t.sum_XG[row, a] else a
 
 
 @inner_kernel
 def _off_rank(g, s):
-    """Some expert off a rank, to another holder or a new one."""
+    """Returns a move of a random expert from a rank to another holder or to a new one: (expert, from, to)."""
     e = _some_expert(g, s)
     if e < 0:
         return e, g, g
@@ -125,7 +125,7 @@ def _off_rank(g, s):
 
 @inner_kernel
 def _less_in(g, far, s):
-    """An expert off a rank that serves more pairs of it than come from there, to where tokens for it are."""
+    """Returns a move of an expert from a rank that serves it for tokens of other ranks or nodes: (expert, from, to)."""
     e, top = np.int64(-1), 0.0
     for _ in range(2):
         f = _some_expert(g, s)
@@ -141,7 +141,7 @@ def _less_in(g, far, s):
 
 @inner_kernel
 def _less_out(g, far, s):
-    """An expert that many tokens here want and that is served elsewhere, to this rank, or to one of its node."""
+    """Returns a move of an expert that a rank's tokens use elsewhere, to this rank or to one of its node: (expert, from, to)."""
     ranks, e, top = s.row.ranks, np.int64(-1), np.int64(0)
     v = ranks.node_G[g]
     for _ in range(6):
@@ -169,7 +169,7 @@ def _less_out(g, far, s):
 
 @inner_kernel
 def _rank_of_nic(y, s):
-    """A random rank of a NIC."""
+    """Returns a random rank of a NIC."""
     nic_G, g = s.row.ranks.nic_G, np.int64(-1)
     num = 0
     for h in range(nic_G.size):
@@ -182,9 +182,9 @@ def _rank_of_nic(y, s):
 
 @inner_kernel
 def _aimed(aim, s):
-    """An expert, from where, and to where: off what is busiest, or off something busy."""
+    """Returns a move off the busiest rank or link, or off another busy one: (expert, from, to)."""
     rank, link, at = aim
-    near = chance(s) < 0.5 and s.parts & BUSIEST != 0  # at the busiest itself
+    near = chance(s) < 0.5 and s.parts & BUSIEST != 0  # whether it aims at the busiest itself
     num_ranks, u = s.t.quota_EG.shape[1], chance(s)
     if u < COMPUTE and s.parts & RANKS:
         return _off_rank(rank if near else _busier(PAIRS, 0, num_ranks, s), s)
@@ -200,7 +200,7 @@ def _aimed(aim, s):
 
 @inner_kernel
 def _amount(e, src, dst, s):
-    """How many pairs to move: what tokens there still want, what levels two ranks, or any."""
+    """Returns how many pairs to move: as many as tokens of `dst` still need, as many as level the ranks, or a random number."""
     quota, v = np.int64(s.t.quota_EG[e, src]), s.row.ranks.node_G[dst]
     if chance(s) < WANTED_SHARE and s.parts & WANTED:
         pairs = np.int64(s.row.load_GE[dst, e]) - s.t.quota_EG[e, dst]
@@ -225,7 +225,7 @@ def _amount(e, src, dst, s):
 
 @inner_kernel
 def _make_room(e, dst, s):
-    """The smaller of two random replicas on a full rank gives its pairs to another holder; False if there is none to go."""
+    """Moves the pairs of the smaller of two random replicas on a full rank to another holder. Returns False if it cannot."""
     if s.num_slots == 0 or s.parts & REPLACEMENT == 0:
         return False
     f, h = s.replica_GR[dst, below(s, s.num_slots)], s.replica_GR[dst, below(s, s.num_slots)]
@@ -239,7 +239,7 @@ def _make_room(e, dst, s):
 
 @inner_kernel
 def move(aim, s):
-    """Makes a random move; False: there was none, and what was changed must be undone."""
+    """Makes a random move. Returns False if it found none, so that the caller must undo its changes."""
     e, src, dst = _aimed(aim, s)
     if e < 0 or dst < 0 or src == dst or s.t.quota_EG[e, src] == 0:
         return False

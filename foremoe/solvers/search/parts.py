@@ -1,4 +1,4 @@
-"""Parts of the search: each can be left out, for `bench.ablation`, which says what it is worth."""
+"""Parts of the search. Each can be left out, so that `bench.ablation` can measure its gain."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from foremoe.base.errors import InputError
 
-# In the order in which a row meets them.
+# In the order in which they are applied to a row.
 PARTS = (
     "nearest", "node first", "copy limits", "split", "prune", "bring", "groups", "smoothing", "busiest", "links", "ranks",
     "replacement", "wanted",
@@ -17,7 +17,7 @@ PARTS = (
 
 
 def without(names: Iterable[str]) -> int:
-    """The bits of all parts but some.
+    """Returns the bits of all parts except the named ones.
 
     Raises:
         InputError: There is no such part.

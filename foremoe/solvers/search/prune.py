@@ -1,4 +1,4 @@
-"""Drops replicas that a placement does not need for its maximum load."""
+"""Kernels that drop replicas that a placement does not need for its maximum load."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from foremoe.base.compiled import inlined_kernel, inner_kernel, kernel
 from foremoe.solvers.rows import assign, clean_row, copy_of, home_of_experts
 from foremoe.solvers.split.flow import link_slots, split_linked
 
-FAILURES = 4  # vain tries after which pruning ends
+FAILURES = 4  # failed tries after which pruning ends
 
 # Letters: G ranks, S slots per rank, E experts, P = G*S physical slots (p = g*S + s).
 
 
 @inner_kernel
 def count_row(home_E, node_G, num_base, expert_GS):
-    """Replicas outside the node of their home, and all replicas."""
+    """Returns the number of replicas outside the node of their home, and the number of all replicas."""
     G, S = expert_GS.shape
     far = num = 0
     for g in range(G):
@@ -28,7 +28,7 @@ def count_row(home_E, node_G, num_base, expert_GS):
 
 @inner_kernel
 def _smallest(untried_GS, quota_GS, num_base):
-    """Rank and slot of the untried replica with the smallest quota, -1 and -1 if there is none."""
+    """Returns the rank and slot of the untried replica with the smallest quota, or -1 and -1 if there is none."""
     rank, slot = -1, -1
     for g in range(quota_GS.shape[0]):
         for s in range(num_base, quota_GS.shape[1]):
@@ -39,9 +39,9 @@ def _smallest(untried_GS, quota_GS, num_base):
 
 @inlined_kernel
 def _without(rank, slot, home_E, target, placed, before):
-    """Splits without a replica, in place; False, and unchanged, if the target is missed.
+    """Drops a replica and splits again in place. If the target is missed, undoes this and returns False.
 
-    `before` equals the placement, before and after.
+    `before` is a copy of the placement, both before and after the call.
     """
     expert_GS, quota_GS, load_G = placed
     S, amount, home = quota_GS.shape[1], quota_GS[rank, slot], home_E[expert_GS[rank, slot]]
@@ -60,16 +60,16 @@ def _without(rank, slot, home_E, target, placed, before):
 
 @kernel
 def prune_row(target, load_E, num_base, placed):
-    """Drops replicas that a maximum load of `target` does not need, smallest quota first; in place.
+    """Drops in place the replicas that a maximum load of `target` does not need, those with the smallest quota first.
 
-    A replica goes if the exact split manages without it. Only those are tried whose rank could still be filled so far that
-    the slack of all ranks together covers the rest; the search ends after `FAILURES` vain tries.
+    A replica is dropped if the exact split reaches `target` without it. It is tried only if the slack of all ranks covers what
+    its rank would lack without it. Pruning ends after `FAILURES` failed tries.
     """
     expert_GS, quota_GS, load_G = placed
     G, S = quota_GS.shape
     slack = target * G - load_G.sum()
     if slack < G:
-        return  # at the mean itself, a replica less would need loads that cancel out exactly
+        return  # if the target is the mean, loads would have to cancel out exactly with fewer replicas
     home_E = home_of_experts(num_base, expert_GS)
     untried_GS, before = expert_GS >= 0, copy_of(placed)
     for g in range(G):

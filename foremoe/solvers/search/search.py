@@ -1,4 +1,4 @@
-"""Search: the default rank level. A row starts level and near its tokens, and gets cheaper by small changes."""
+"""Search: the default rank level. It places a row level and near its tokens, and then lowers its price with small changes."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from foremoe.solvers.search.parts import GROUPS, without
 
 @dataclass(frozen=True)
 class Search(RankSolver):
-    """The default: searches each row for a placement with a lower `foremoe.price`, with experts at home.
+    """Searches each row for replicas that lower `foremoe.price`. This is the default rank level.
 
-    Choose it for every plan that an engine runs; `Exact` proves how far from the best a small problem's rows are, `Robust` plans
-    for loads that are not known. No row costs more than its start, or than without replicas. Plans are the same on every machine
-    and with every number of threads, and a row's does not depend on other rows.
+    Choose it for every plan that an engine runs. `Exact` proves how far from the best a small problem's rows are, and `Robust`
+    plans for unknown loads. No row costs more than its start or more than without replicas. Plans are the same on every machine
+    and with every number of threads, and the plan of a row does not depend on other rows.
 
-    Under the objective ``"balance"`` the largest rank load is nearly always the least possible, with few replicas; `effort` does
-    not matter then. Rows of unknown sources are started and not searched. The method is our own; the page "How rows are planned"
-    describes it.
+    Under the objective ``"balance"``, the largest rank load is nearly always the least possible, with few replicas, and `effort`
+    is ignored. For rows whose sources are unknown, only the start of the search is computed. The method is our own; the page
+    "How rows are planned" describes it.
 
     Attributes:
-        effort: Changes tried in a row, at least 0. 0 is the start alone, without groups of nodes: some ten microseconds a row at
-            EP8, 15 ms at EP512. None: as many as pay, by what there is to gain in a row, up to half a percent of the row's time
-            after its start, times the ranks.
-        without: Parts that are left out, of `foremoe.solvers.search.parts.PARTS`: for measuring what each is worth.
+        effort: Number of changes tried per row. 0 computes only the start, without groups of nodes, in some ten microseconds per
+            row at EP8 and 15 ms at EP512. None chooses the number from what a row can gain. The search then takes at most half
+            a percent of the row's time after its start, times the number of ranks.
+        without: Parts of `foremoe.solvers.search.parts.PARTS` to leave out, to measure the gain of each.
     """
 
     effort: int | None = None
@@ -45,7 +45,7 @@ class Search(RankSolver):
         without(self.without)
 
     def solve(self, problem: Problem, start: Placement) -> Placement:
-        """Returns the placement of all rows; rows that a cancel left out keep `start`.
+        """Returns the placement of all rows. Rows that a cancellation skipped keep `start`.
 
         Raises:
             InputError: The start is not valid, or moves homes.

@@ -1,8 +1,8 @@
-"""Replicas by settling ranks one after the other.
+"""Replicas from settling ranks one after the other.
 
-A replica is an edge from its home rank (the giver) to the rank that holds it (the taker), whose capacity is what is left of
-the expert's load. With one redundant slot per rank the edges of a best placement form a forest, and what flows over an edge
-is what the subtree below it lacks; so a taker can be filled exactly to the target and closed, one rank per edge.
+A replica is an edge from its home rank (the giver) to the rank that holds it (the taker). Its capacity is what the expert has
+left at home. With one redundant slot per rank, the edges of a best placement form a forest, and the flow over an edge is what
+the subtree below it lacks. A taker can therefore be filled exactly to the target and closed, one rank per edge.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ from foremoe.solvers.search.copies import give, top_left
 
 
 class Wants(NamedTuple):
-    """Where tokens come from; no experts where that does not count."""
+    """Where tokens come from. The arrays are empty if that does not matter."""
 
-    place_G: Array  # int64, what counts as near: the node of every rank, or the rank itself if there is one node
-    want_XE: Array  # int32, pairs that a place's tokens send to an expert, less what replicas serve there; kept up to date
+    place_G: Array  # int64, the place of every rank: its node, or the rank itself if there is one node
+    want_XE: Array  # int32, pairs of a place's tokens with an expert, less those that replicas serve there; kept up to date
 
 
 @kernel
 def nothing_wanted():
-    """`Wants` that do not count."""
+    """Returns empty `Wants`, with which the sources of tokens do not matter."""
     return Wants(np.empty(0, np.int64), np.empty((0, 0), np.int32))
 
 
 class _Ranks(NamedTuple):
     """State of `settle_on`."""
 
-    by_node_I: Array  # ranks of all nodes in order
+    by_node_I: Array  # ranks, ordered by node
     first_X: Array  # where every node's ranks begin in `by_node_I`
-    top_G: Array  # what is left of a rank's largest expert at home
-    free_G: Array  # free slots
+    top_G: Array  # the most pairs that an expert at home on a rank has left
+    free_G: Array  # number of free slots
     open_G: Array  # 1 if a rank can still be filled, else 0
     giver_I: Array  # ranks above the target
-    emptiest_V: Array  # every node's emptiest open rank, -1 without any
+    emptiest_V: Array  # every node's emptiest open rank, or -1 if it has none
 
 
 @inner_kernel
 def _emptiest(target, rank_I, open_G, load_G):
-    """The least loaded of some ranks that can still be filled, -1 if there is none."""
+    """Returns the least loaded of the given ranks that can still be filled, or -1 if there is none."""
     emptiest, least = -1, target
     for r in rank_I:
         if open_G[r] and load_G[r] < least:
@@ -55,7 +55,7 @@ def _emptiest(target, rank_I, open_G, load_G):
 
 @inner_kernel
 def _by_node(node_G, by_node_I, first_X, next_V):
-    """Fills the ranks of all nodes in order, and where every node's begin; counting beats a sort. `next_V` is memory for it."""
+    """Fills `by_node_I` and `first_X` with a counting sort, which is faster than a general one. `next_V` is its memory."""
     for v in range(first_X.size):
         first_X[v] = 0
     for v in node_G:
@@ -70,19 +70,18 @@ def _by_node(node_G, by_node_I, first_X, next_V):
 
 @kernel
 def settle_on(target, rule, copies, wants, placed):
-    """Fills takers to `target`, the emptiest first, until no rank is above it or no taker is left; in place.
+    """Fills takers to `target` in place, the emptiest first, until no rank is above it or no taker is left.
 
-    The giver is the most loaded rank above the target that has an expert with enough left to fill the taker alone; of its
-    experts the smallest that does. It may fall below the target if it has a free slot: then it becomes a taker itself, and its
-    deficit is smaller than the one it filled, so large experts are used where only they will do. If no expert is large enough,
-    the largest of all gives what it has. Ranks of the taker's own node go first.
+    The giver is the most loaded rank above the target that has an expert with enough pairs left to fill the taker alone. It gives
+    from the smallest such expert. A giver with a free slot may fall below the target and become a taker itself. Its deficit is
+    smaller than the one it filled, so that large experts are kept for deficits that only they can fill. If no expert is large
+    enough, the largest of all gives what it has. Ranks of the taker's own node are preferred.
 
-    With ``rule.relay``, where no rank of the node can fill the taker, a node mate that is itself below the target does: its
+    With ``rule.relay``, if no rank of the node can fill the taker, a rank of the node that is itself below the target does. Its
     deficit grows, and one larger replica from another node will fill both.
 
-    Where `wants` counts, giver and expert are those that bring most pairs nearer, of all that can fill the taker alone.
-
-    Keeps `copies` and `wants` up to date.
+    If `wants` is not empty, the giver and its expert are those that bring most pairs nearer among all that can fill the taker
+    alone. `copies` and `wants` are kept up to date.
     """
     ranks, num_givers = _begin(target, rule, placed)
     _settle(target, rule, copies, wants, placed, ranks, num_givers)
@@ -90,7 +89,7 @@ def settle_on(target, rule, copies, wants, placed):
 
 @inner_kernel
 def _settle(target, rule, copies, wants, placed, ranks, num_givers):
-    """`settle_on` after `_begin`."""
+    """Does the work of `settle_on` after `_begin`."""
     quota_GS, load_G, num_base = placed.quota_GS, placed.load_G, rule.num_base
     while num_givers > 0:
         r = _taker(ranks.emptiest_V, load_G)
@@ -98,7 +97,7 @@ def _settle(target, rule, copies, wants, placed, ranks, num_givers):
             break
         need = target - load_G[r]
         g, b = _pick(target, r, num_givers, rule, copies, wants, placed, ranks)
-        if g < 0:  # nobody may give to this rank, and no giver will appear later
+        if g < 0:  # no rank may give to this one, and none will later
             ranks.open_G[r] = 0
             _renew_emptiest(target, r, rule, ranks, load_G)
             continue
@@ -124,7 +123,7 @@ def _settle(target, rule, copies, wants, placed, ranks, num_givers):
 
 @inner_kernel
 def _pick(target, r, num_givers, rule, copies, wants, placed, ranks):
-    """The giver for rank r, -1 if there is none, and its base slot."""
+    """Returns the giver for rank r, or -1 if there is none, and its base slot."""
     if wants.want_XE.size > 0:
         g, b = _nearest(target, r, num_givers, rule, copies, wants, placed, ranks)
         if g >= 0:
@@ -141,10 +140,10 @@ def _pick(target, r, num_givers, rule, copies, wants, placed, ranks):
 
 @inner_kernel
 def _nearest(target, r, num_givers, rule, copies, wants, placed, ranks):
-    """The giver and its base slot that bring most pairs nearer, of all that can fill rank r alone; -1 and -1 if none can.
+    """Returns the giver and base slot that bring most pairs nearer and can fill rank r alone, or -1 and -1 if none can.
 
-    Pairs come nearer that the taker's place wants, less what the giver's place would have to fetch. Of equal ones the lowest
-    rank, then the expert with the least left.
+    The gain is the pairs that the taker's place wants, less those that the giver's place would then have to send away. Ties go
+    to the lowest rank, then to the expert with the fewest pairs left.
     """
     node_G, (place_G, want_XE), need, x = rule.node_G, wants, target - placed.load_G[r], wants.place_G[r]
     giver, slot, most, least = np.int64(-1), np.int64(-1), np.int64(0), np.int64(0)
@@ -170,7 +169,7 @@ def _nearest(target, r, num_givers, rule, copies, wants, placed, ranks):
 
 @kernel
 def _begin(target, rule, placed):
-    """The state of `settle_on` before the first move, and the number of givers."""
+    """Returns the state of `settle_on` before the first move, and the number of givers."""
     num_nodes = rule.node_G.max() + 1
     of_rank_5G, of_node_2X = np.empty((5, placed.load_G.size), np.int64), np.empty((2, num_nodes + 1), np.int64)
     by_node_I, top_G, free_G, open_G, giver_I = of_rank_5G[0], of_rank_5G[1], of_rank_5G[2], of_rank_5G[3], of_rank_5G[4]
@@ -203,14 +202,14 @@ def _fill(target, rule, placed, ranks):
 
 @inner_kernel
 def _renew_emptiest(target, r, rule, ranks, load_G):
-    """Looks for the emptiest rank in the node of rank r."""
+    """Updates the emptiest rank in the node of rank r."""
     v = rule.node_G[r]
     ranks.emptiest_V[v] = _emptiest(target, ranks.by_node_I[ranks.first_X[v] : ranks.first_X[v + 1]], ranks.open_G, load_G)
 
 
 @inner_kernel
 def _taker(emptiest_V, load_G):
-    """The emptiest rank of all nodes, the lowest of equal ones; -1 if there is none."""
+    """Returns the emptiest rank of all nodes, or -1 if there is none. Ties go to the lowest rank."""
     r = np.int64(-1)
     for other in emptiest_V:
         if other >= 0 and (r < 0 or load_G[other] < load_G[r] or (load_G[other] == load_G[r] and other < r)):
@@ -220,14 +219,14 @@ def _taker(emptiest_V, load_G):
 
 @inner_kernel
 def _giver(target, r, num_givers, rule, copies, ranks, load_G):
-    """The best giver for rank r, -1 if there is none; whether it can fill the rank alone, whether it is in another node or can
-    fill the rank only in part, and the most that an expert in another node has left."""
+    """Returns the best giver for rank r, or -1 if there is none, and whether it can fill the rank alone. Also returns whether it
+    is in another node or can fill the rank only in part, and the most pairs that an expert in another node has left."""
     node_G, blind, weight_G = rule.node_G, rule.blind, rule.weight_G
     near_G, far_G, near_limit, far_limit = copies.near_G, copies.far_G, copies.near_limit, copies.far_limit
     top_G, free_G, giver_I = ranks.top_G, ranks.free_G, ranks.giver_I
     mate_I = ranks.by_node_I[ranks.first_X[node_G[r]] : ranks.first_X[node_G[r] + 1]]
     need = target - load_G[r]
-    # Tiers: 0 fills in part, 1 and 2 from another node, 3 and 4 from this one; 2 and 4 have a free slot.
+    # Tiers: 0 fills the rank in part, 1 and 2 from another node, 3 and 4 from this one. Givers of 2 and 4 have a free slot.
     g, tier, key, reach = np.int64(-1), -1, 0.0, np.int64(0)
     for near in (True, False):
         if not near and not blind and (rule.node_only or tier > 2 or ranks.emptiest_V.size == 1):
@@ -258,7 +257,7 @@ def _giver(target, r, num_givers, rule, copies, ranks, load_G):
 
 @inner_kernel
 def _mate(target, r, reach, rule, copies, ranks, load_G):
-    """A rank of the node that can fill rank r and be filled for both by an expert with `reach` pairs, -1 if there is none."""
+    """Returns a rank (or -1) of the node that can fill rank r, so that an expert with `reach` pairs then fills both deficits."""
     v, chosen, need = rule.node_G[r], np.int64(-1), target - load_G[r]
     for mate in ranks.by_node_I[ranks.first_X[v] : ranks.first_X[v + 1]]:
         deficit = target - load_G[mate]
@@ -271,7 +270,7 @@ def _mate(target, r, reach, rule, copies, ranks, load_G):
 
 @inner_kernel
 def _expert(g, need, alone, num_base, quota_GS):
-    """The base slot of rank g with the least left that fills `need` alone, or else with the most left."""
+    """Returns the base slot of rank g with the fewest pairs that fill `need`, or with the most pairs if `alone` is False."""
     best = np.int64(-1)
     for b in range(num_base):
         left = quota_GS[g, b]

@@ -1,4 +1,4 @@
-"""The start of a row's search: two settlings with exact splits, and replicas near tokens."""
+"""The start of a row's search: two settlings with exact splits, and sets of replicas near tokens."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from foremoe.solvers.split.flow import UNLIMITED, split_row
 
 @inner_kernel
 def _wider(near, far, one_node, rates):
-    """The next limits on copies out of a home, inside its node and to other nodes, and the seconds that they leave exposed."""
+    """Returns the next limits on copies out of a home, in its node and to other nodes, and the exposed seconds they allow."""
     more_near, more_far = near + 1 + near // 4, far + 1 + far // 4
     none = np.int64(0)
     near_s, far_s = exposed_s(more_near, none, rates), exposed_s(none, more_far, rates)
@@ -32,20 +32,20 @@ def _wider(near, far, one_node, rates):
 
 @inner_kernel
 def _binds(near, far, one_node, num_slots):
-    """Returns whether a limit on copies out of a home can be in the way: none leaves it for more than all redundant slots."""
+    """Returns whether a limit on copies out of a home can bind, that is, whether it is below the number of redundant slots."""
     return near < num_slots or (far < num_slots and not one_node)
 
 
 @inlined_kernel
 def _settled(goal, blind, s, placed):
-    """Settles from bare homes: first with copies that hide, then with more per link as long as balance may pay for them."""
+    """Settles from bare homes, first with copies that overlap with compute, then with more while balance can pay for them."""
     node_G, num_base, rates = s.row.ranks.node_G, s.home_GB.shape[1], s.rates
     G, S = placed.expert_GS.shape
     near_G, far_G = np.zeros(G, np.int64), np.zeros(G, np.int64)
     one_rack, one_node = node_G.max() == 0, s.node_only or node_G.min() == node_G.max()
     wants = nothing_wanted()
     if blind and s.located:
-        # Where tokens come from counts by node, or by rank if there is one node.
+        # Sources are counted per node, or per rank if there is one node.
         wants = Wants(np.arange(G) if one_rack else node_G, (s.row.load_GE if one_rack else s.row.demand_VE).copy())
     rule = Rule(node_G, num_base, s.node_only, not blind, blind, np.ones(G))
     near, far = free_fans(rates)
@@ -67,7 +67,7 @@ def _settled(goal, blind, s, placed):
 
 @kernel
 def _keep_cheaper(tried, best_s, best, s):
-    """Overwrites `best` with `tried` if that costs less. Returns the seconds of the cheaper one."""
+    """Overwrites `best` with `tried` if `tried` costs less. Returns the seconds of the cheaper one."""
     this_s = price_of(tried, s)
     if this_s < best_s:
         assign(best, tried)
@@ -76,9 +76,9 @@ def _keep_cheaper(tried, best_s, best, s):
 
 @kernel
 def start_row(s, best):
-    """Overwrites `best`, a placement, with the cheapest of itself, bare homes, the settlings and replicas near tokens.
+    """Overwrites the placement `best` with the cheapest of itself, bare homes, the settlings and replicas near tokens.
 
-    The traffic of `s` is empty.
+    The traffic of `s` must be empty.
     """
     num_base, node_G = s.home_GB.shape[1], s.row.ranks.node_G
     num_nodes = node_G.max() + 1

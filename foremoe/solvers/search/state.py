@@ -1,4 +1,4 @@
-"""What a search holds of a row: its traffic, the replicas of every rank, and the changes of the move that it tries."""
+"""State of a row's search: its traffic, the replicas of every rank, and the changes of the current move."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ class State(NamedTuple):
     row: Row
     prices: Prices
     windows: Windows
-    rates: Rates  # by which copies of a start are limited
+    rates: Rates  # rates that limit the copies of a start
     num_slots: int  # R
     located: bool  # whether sources are known
     node_only: bool
     parts: int  # bits of `foremoe.solvers.search.parts`
-    mean: float  # pairs that a rank serves on average
+    mean: float  # mean number of pairs per rank
     t: Traffic
     home_GB: Array  # experts at home on every rank
-    replica_GR: Array  # experts of which a rank holds a replica; one place at least
-    num_G: Array  # how many those are
-    change_4I: Array  # of the move that is tried: expert, from, to, pairs
+    replica_GR: Array  # experts of which a rank holds a replica; room for at least one
+    num_G: Array  # number of replicas on a rank
+    change_4I: Array  # changes of the current move: expert, from, to, pairs
     num_changes: Array  # int64 [1]
     random: Array  # uint64 [1]
 
 
 @kernel
 def empty_arrays(num_ranks, num_base, num_slots):
-    """Memory of a `State` besides its traffic."""
+    """Returns the memory of a `State` except its traffic."""
     return (
         np.zeros((num_ranks, num_base), np.int64), np.zeros((num_ranks, max(1, num_slots)), np.int64),
         np.zeros(num_ranks, np.int64), np.zeros((4, _MOST_CHANGES), np.int64), np.zeros(1, np.int64), np.zeros(1, np.uint64),
@@ -78,7 +78,7 @@ def list_replicas(s):
 
 @inner_kernel
 def chance(s):
-    """A random number in [0, 1)."""
+    """Returns a random number in [0, 1)."""
     x = s.random[0]
     x ^= x << np.uint64(13)
     x ^= x >> np.uint64(7)
@@ -89,13 +89,13 @@ def chance(s):
 
 @inner_kernel
 def below(s, num):
-    """A random whole number in [0, num)."""
+    """Returns a random integer in [0, num)."""
     return np.int64(chance(s) * num)
 
 
 @inner_kernel
 def _set(e, g, quota, s):
-    """`set_quota`, with the list of the rank's replicas."""
+    """Calls `set_quota` and updates the list of the rank's replicas."""
     had = s.t.quota_EG[e, g]
     set_quota(e, g, quota, s.row, s.t)
     if g == s.row.home_E[e] or (had > 0) == (quota > 0):
@@ -113,7 +113,7 @@ def _set(e, g, quota, s):
 
 @inner_kernel
 def shift(e, src, dst, pairs, s):
-    """Moves pairs of an expert from one rank to another, which becomes a holder if it must."""
+    """Moves pairs of an expert from one rank to another, which becomes a holder if it is not one yet."""
     put(e, -1, s.row, s.t)
     _set(e, src, s.t.quota_EG[e, src] - pairs, s)
     _set(e, dst, s.t.quota_EG[e, dst] + pairs, s)
@@ -122,7 +122,7 @@ def shift(e, src, dst, pairs, s):
 
 @inner_kernel
 def give(e, src, dst, pairs, s):
-    """`shift`, as a change of the move that is tried."""
+    """Calls `shift` and records it as a change of the current move."""
     i = s.num_changes[0]
     s.change_4I[0, i], s.change_4I[1, i], s.change_4I[2, i], s.change_4I[3, i] = e, src, dst, pairs
     s.num_changes[0] = i + 1
@@ -131,7 +131,7 @@ def give(e, src, dst, pairs, s):
 
 @inner_kernel
 def undo(s):
-    """Takes the move back."""
+    """Undoes the current move."""
     for i in range(s.num_changes[0] - 1, -1, -1):
         shift(s.change_4I[0, i], s.change_4I[2, i], s.change_4I[1, i], s.change_4I[3, i], s)
     settle(s.row, s.t)
@@ -139,19 +139,19 @@ def undo(s):
 
 @inner_kernel
 def total_s(parts):
-    """What a row costs, up to what is the same for all its placements."""
+    """Returns the cost of a row without the part that is the same for all its placements."""
     return parts.compute_s + parts.exchange_s + parts.forward_s + parts.backward_s + parts.slowed_s
 
 
 @inner_kernel
 def seconds(s):
-    """`total_s` of the row as it is."""
+    """Returns `total_s` of the row with its current placement."""
     return total_s(row_seconds(s.prices, s.windows, s.row, s.t))
 
 
 @kernel
 def price_of(placed, s):
-    """Seconds of a placement by the price, from an empty traffic and back to one."""
+    """Returns the price of a placement in seconds. The traffic must be empty, and is empty again afterwards."""
     fill_traffic(placed.expert_GS, placed.quota_GS, s.home_GB.shape[1], s.row, s.t)
     found_s = seconds(s)
     clear_traffic(s.row, s.t)
@@ -160,7 +160,7 @@ def price_of(placed, s):
 
 @inner_kernel
 def smoothed(soft, s):
-    """`seconds`, and `soft` times what ranks and links other than the busiest do: mean squares over the maximum."""
+    """Returns `seconds` plus `soft` times a term for all ranks and links: their mean square divided by the maximum."""
     prices, total_XG, num_ranks, num_nics = s.prices, s.t.sum_XG, s.t.quota_EG.shape[1], s.row.ranks.num_nics
     parts = row_seconds(prices, s.windows, s.row, s.t)
     total = total_s(parts)

@@ -65,10 +65,10 @@ def split_linked(target, limit, single, links, placed):
     """Does the work of `split_row`, given the lists of `link_slots`.
 
     Overloaded ranks push load to ranks below the target along residual paths. Each edge of a path leads from one slot to another
-    slot of the same expert. All paths of one breadth-first search are used at a time. If no path is left, the ranks that were
-    reached hold only experts that have no slot elsewhere. No split can then do better than ceil(load of these ranks / number of
-    these ranks), which becomes the new target. This is Newton's method on the minimum cut. With `single`, only the most loaded
-    rank pushes, along one path per search.
+    slot of the same expert. All paths that a breadth-first search finds are used. If no path is left, the ranks that were reached
+    hold only experts that have no slot elsewhere. No split can then do better than ceil(load of these ranks / number of these
+    ranks), which becomes the new target. This is Newton's method on the minimum cut. With `single`, only the most loaded rank
+    pushes, along one path per search.
     """
     load_G = placed.load_G
     G = load_G.size
