@@ -118,7 +118,7 @@ def homes_together(
     group: Group, planner: Planner, tasks: Sequence[PlanningTask], loads_MLE: Sequence[Array], tokens_M: Sequence[Array], *,
     device: torch.device | None = None, num_threads: int | None = None,
 ) -> Array:  # fmt: skip
-    """Returns homes for a step of one or several stages, int32 [L, E], as `Planner.homes`; one rank per layer. Collective."""
+    """Returns the homes for a step of stages, int32 [L, E], like `Planner.homes`. One rank plans each layer. Collective."""
     _, L, E = loads_MLE[0].shape
     layers_G = _layers_by_rank(L, group.size)
     mine = layers_G[group.rank]

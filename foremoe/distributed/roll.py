@@ -113,7 +113,8 @@ class Roll:
         self.ask(lambda store: store.delete_key(f"here/{self.rank}"))
 
     def late(self, ranks: Sequence[int], timeout_s: float) -> TransferError:
-        """Returns and reports the error for late ranks. Without the report, ranks that arrive later would wait as long."""
+        """Returns and reports the error for late ranks. Without the report, ranks that arrive later would also wait until
+        their timeout."""
         error = silent(ranks, "come to set up the group", timeout_s)
         self.report(str(error))
         return error
@@ -246,7 +247,7 @@ def _follow(roll: Roll, board: str, timeout_s: float) -> Roll:
 
 
 def _pauses(timeout_s: float) -> Iterator[float]:
-    """Yields the remaining seconds repeatedly, with pauses between, and finally when no time is left."""
+    """Yields the remaining seconds repeatedly, with pauses between them, and once more when no time is left."""
     until, pause_s = time.monotonic() + timeout_s, 0.001
     while (left_s := until - time.monotonic()) > 0:
         yield left_s

@@ -60,7 +60,7 @@ def remap(
 
 
 def remap_planned(topk_TK: torch.Tensor, planned: Intervals) -> tuple[torch.Tensor, torch.Tensor]:
-    """Does the work of `remap` for precomputed intervals of one row. A stage computes those of all rows at once."""
+    """Does the work of `remap` for precomputed intervals of one row. A stage computes the intervals of all rows at once."""
     end_J, slot_J, unplanned_J = planned
     expert_Z = topk_TK.reshape(-1)
     # The number of earlier pairs with the same expert is the distance to the first of these pairs in sorted order.

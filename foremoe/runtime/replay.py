@@ -38,7 +38,7 @@ class Compared:
         return len(self._differ)
 
     def fault(self) -> str:
-        """Returns a message about the first row whose layer received other routing than was known, or an empty string.
+        """Returns a message about the first row whose layer received routing that differs from the known one, or an empty string.
 
         The host waits for the device once.
         """
@@ -68,8 +68,8 @@ class ReplayedRows(Compared):
         num_experts: Number of experts, E.
         group: The EP group. Creating this object is collective.
         device: Device on which layers run.
-        holes: Holes of this source, and the pairs that holes add to `received_GMLS`, by source. With None, rows with holes
-            exchange counts. Must be given on all ranks or on none.
+        holes: Holes of this source, and the pairs that holes add to `received_GMLS`, by source. If None, rows with holes
+            exchange counts. Either all ranks or none must pass it.
 
     Attributes:
         lack_ML: Largest `Lack` of every row over all ranks.
@@ -168,7 +168,7 @@ class ReplayedRows(Compared):
         self._end_NS = torch.from_numpy(num_NS.cumsum(1, dtype=np.int32)).to(self._device).unbind()
 
     def route(self, micro_step: int, layer: int, shape: torch.Size) -> tuple[torch.Tensor, Route] | None:
-        """Returns the experts of a row, int32 [T, K], and its route, or None, on all ranks, if counts must be exchanged.
+        """Returns the experts of a row, int32 [T, K], and its route. Returns None on all ranks if the row must exchange counts.
 
         Args:
             shape: Shape [T, K] of the routing that the layer received.

@@ -93,7 +93,7 @@ class SlottedRows(Compared):
         return int(self._numbers_X.nbytes)
 
     def row(self, micro_step: int, layer: int, shape: torch.Size) -> Slotted | None:
-        """Returns a row's slots, or None, on all ranks, if the row is not known.
+        """Returns a row's slots. Returns None on all ranks if the row is not known.
 
         Raises:
             InputError: The routing has another shape than it had when the stage began.

@@ -55,7 +55,7 @@ class ExpertKind(abc.ABC):
 
         Args:
             weights_R: Flat tensors of every slot that has pairs.
-            sums_R: Tensors to which backward adds weight gradients, for `fused` experts. With None, backward returns them.
+            sums_R: Tensors to which backward adds weight gradients, for `fused` experts. If None, backward returns them.
         """
         single, names = self.single(fused=sums_R is not None)
         outputs = []

@@ -24,8 +24,9 @@ def configs_of(chunks: Sequence[Any]) -> list[Any]:
 def before_finalize(configs: Sequence[Any], end: Callable[[], InputError | None]) -> Callable[[], None]:
     """Calls `end` before Megatron reduces gradients. Returns a function that restores the configs.
 
-    Until then, the configs have no `grad_sync_func`. With it, later pipeline ranks would reduce all gradients after the last
-    backward, before `end`. Without it, they reduce gradients during the last backward, like the first pipeline rank.
+    Until then, the configs have no `grad_sync_func`. With it, later pipeline ranks would reduce all gradients after the
+    last backward pass, before `end`. Without it, they reduce gradients during the last backward pass, like the first
+    pipeline rank.
 
     Args:
         end: Function that returns the error that stops all ranks, the same on each, or None if they may continue.

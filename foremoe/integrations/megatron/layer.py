@@ -33,7 +33,7 @@ class SlotLayer:
 
     * The dispatcher dispatches to slots.
     * `preprocess` maps experts to slots.
-    * The forward of the experts runs Megatron's own on the base slots and `Replicas` on the others.
+    * `forward` of the experts runs Megatron's own code on the base slots and `Replicas` on the redundant slots.
 
     Everything else, including the parameters, is Megatron's.
 

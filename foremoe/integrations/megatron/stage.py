@@ -77,7 +77,8 @@ class MegatronStage(PlannedStage):
         return super().counts()
 
     def served_skew(self) -> Array | None:
-        """Returns the skew as served, float64 [M, L], or None with replay, as the plan has it. 1 for rows that did not run."""
+        """Returns the skew as served, float64 [M, L], or 1 for rows that did not run. With replay, returns None: the plan
+        has it."""
         if self.replay:
             return None
         skew_ML = np.ones(self._has_replicas_ML.shape)
