@@ -22,7 +22,7 @@ BROKEN, LOAD = 1, "load"
 _SHOWN = 4
 
 
-_HELP = """Checks a plan against every law of the Plan IR. The exit code is 0 if all laws hold, 1 if not.
+_HELP = """Checks a plan against every law of the Plan IR. The exit code is 0 if all laws hold, and 1 otherwise.
 
 By the laws, every token is served exactly once by a rank that holds its expert. Homes and slots are respected, and copies bring
 the weights that each use needs. With --trace or --workload, the command also checks that the loads are those of the plan. The

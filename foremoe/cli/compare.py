@@ -59,8 +59,8 @@ COLUMNS = {
 _HELP = """Plans one case with every strategy and prints a line for each strategy.
 
 Several TRACEs form one workload. A TRACE may also be a workload file of counts. A row is one (micro-step, layer). Its skew is
-the load of the busiest rank over the mean, so 1.000 is perfect. Baselines and solvers that you name run without a guard. To keep
-experts at home in rows that SOLVER makes more expensive, name Planner(rank=(SOLVER,)) instead.
+the load of the busiest rank divided by the mean, so 1.000 is perfect. Baselines and solvers that you name run without a
+guard. To keep experts at home in rows that SOLVER makes more expensive, name Planner(rank=(SOLVER,)) instead.
 
 \b
 Example:

@@ -154,7 +154,7 @@ _CASE = {
     ),
     "redundant": option(
         "--redundant", metavar="R", type=SlotCount(), default=AUTO,
-        help="Number of redundant slots per rank, for copies of other ranks' experts. With auto, as many as pay off.",
+        help="Number of redundant slots per rank, for copies of other ranks' experts. With auto, foremoe chooses it.",
     ),
     "objective": option(
         "--objective", type=click.Choice(["time", "balance"]), default="time",

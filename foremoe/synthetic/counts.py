@@ -175,7 +175,7 @@ def synthetic_workload(
 
 
 def _layer_counts(rng: np.random.Generator, regime: Regime, model: Model, M: int, G: int, tokens: int) -> Array:
-    """int64 [M, G, E]."""
+    """Returns the counts of one layer, int64 [M, G, E]."""
     E, K = model.num_experts, model.num_topk
     factor = layer_factor(rng, regime)
     base_E = regime.sigma * factor * bent(rng.standard_normal(E), regime.bend) + factor * group_heat(rng, regime, E)
