@@ -195,8 +195,7 @@ class TorchGroup(Group):
             raise blamed from error
 
     def _waited_s(self, begin: float, error: RuntimeError) -> float | None:
-        """Returns the seconds since `begin` if a timeout, maybe that of the process group, has passed, or None if a
-        connection broke."""
+        """Returns the seconds since `begin` if a timeout of ours or of the process group has passed, or None otherwise."""
         waited_s = time.monotonic() - begin
         return waited_s if waited_s >= self.timeout_s or timed_out(error) else None
 

@@ -113,8 +113,7 @@ class Roll:
         self.ask(lambda store: store.delete_key(f"here/{self.rank}"))
 
     def late(self, ranks: Sequence[int], timeout_s: float) -> TransferError:
-        """Returns and reports the error for late ranks. Without the report, ranks that arrive later would also wait until
-        their timeout."""
+        """Returns and reports the error for late ranks. Without the report, those that arrive later would also wait."""
         error = silent(ranks, "come to set up the group", timeout_s)
         self.report(str(error))
         return error

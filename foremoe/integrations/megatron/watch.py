@@ -37,8 +37,7 @@ class Watched:
         return self.planned[0].plan
 
     def metrics(self) -> dict[str, float]:
-        """Returns means over rows and totals: skew at home and with replicas, and the hottest expert's load divided by
-        the mean."""
+        """Returns means over rows and totals: skews, and the load of the hottest expert divided by the mean."""
         load_MLE = self.plan.load_MLE
         home_MLG = load_MLE.reshape(*load_MLE.shape[:2], self.plan.G, -1).sum(axis=3)
         out = {"skew_before": mean_skew(home_MLG), "hottest": mean_skew(load_MLE), "unknown": self.unknown}
