@@ -70,7 +70,7 @@ def check(plan_file: str, traces: tuple[str, ...], workload_file: str | None, js
     payload = {"plan": name, "valid": not broken, "violations": violations, "checked": checked}
     verdict = f"valid (checked: {'; '.join(checked)})"
     if broken:
-        # A plan with other loads breaks no law; it only belongs to another trace.
+        # A plan with other loads breaks no law. It belongs to another trace.
         foreign = lawful and all(error.law == LOAD for error in broken)
         verdict = f"keeps its laws, but was made for other loads than those of {source}" if foreign else "broken"
     emit(json_file, payload, [*map(str, broken), f"{name}: {verdict}"])

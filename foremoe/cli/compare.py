@@ -152,6 +152,6 @@ def notes(rows: Sequence[Mapping[str, Any]], key: str) -> list[str]:
     num_names = len({row[key] for row in rows})
     for row in rows:
         if row.get("note"):
-            # The library names its argument; the command line has an option instead.
+            # The library names its argument. The command line has an option instead.
             names.setdefault(row["note"].replace("history_LE", "--history TRACE"), {})[row[key]] = None
     return [f"{'every line' if 2 < num_names == len(lines) else ', '.join(lines)}: {note}" for note, lines in names.items()]

@@ -108,7 +108,7 @@ class Roll:
         return self.ask(read)
 
     def leave(self) -> None:
-        """Announces that this rank stops waiting. Others must not continue with it, or blame it for ranks that did not arrive."""
+        """Announces that this rank stops waiting. Other ranks must not continue with it, or blame it for missing ranks."""
         self.ask(lambda store: store.set(f"left/{self.rank}", ""))
         self.ask(lambda store: store.delete_key(f"here/{self.rank}"))
 

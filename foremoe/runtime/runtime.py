@@ -173,8 +173,9 @@ class Runtime:
             partial: Whether the stage stops early, after the same pass on all ranks.
 
         Raises:
-            InputError: Some uses of the plan did not run, or the routing of a layer differs from that given to `begin`. The
-                latter is raised on all ranks, and all gradients are dropped, including those of earlier stages.
+            InputError: Some uses of the plan did not run, or the routing of a layer differs from that given to `begin`.
+                In the second case, it is raised on all ranks, and all gradients are dropped, including those of earlier
+                stages.
         """
         stage = self._running_stage()
         timeline = stage.end(partial=partial)

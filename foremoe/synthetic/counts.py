@@ -223,7 +223,8 @@ def softmax(log_XE: Array) -> Array:
 def capped(weight_XE: Array, cap: float) -> Array:
     """Returns probabilities in proportion to `weight_XE` along the last axis, none above `cap`, or 1/E if that is more.
 
-    The excess over the cap is given to the others in proportion until no probability is above it. Zero weights become uniform.
+    The excess over the cap is given to the other entries in proportion until no probability is above it. Zero weights
+    become uniform.
     """
     E = weight_XE.shape[-1]
     cap = max(cap, 1.0 / E)

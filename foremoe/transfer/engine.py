@@ -294,7 +294,7 @@ class Engine:
             raise InputError(f"this engine cannot be used any more: {self._ended}; make a new one.")
 
     def _fail(self, error: TransferError) -> NoReturn:
-        """Ends the step on this rank and reports the reason to the others."""
+        """Ends the step on this rank and reports the reason to the other ranks."""
         self._ended = f"a transfer failed ({error})"
         self.group.report(str(error))
         raise error

@@ -42,7 +42,7 @@ def before_finalize(configs: Sequence[Any], end: Callable[[], InputError | None]
             if _reduces_in_backward(chunk):
                 chunk.finish_grad_sync()  # finishes reductions that backward started, on all ranks
         if getattr(config, "timers", None) is not None:
-            config.timers("forward-backward").stop()  # as Megatron would; otherwise the timer cannot start in the next step
+            config.timers("forward-backward").stop()  # as Megatron does, so that the timer can start in the next step
         raise error
 
     for config, finalize in zip(configs, own, strict=True):
