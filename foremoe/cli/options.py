@@ -82,7 +82,7 @@ class CaseOptions:
 
 
 def option(*names: str, **settings: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Like `click.option`, but shows the default and uses N as the placeholder of integers."""
+    """Does the same as `click.option`, but shows the default and uses N as the placeholder of integers."""
     if isinstance(settings.get("type"), click.IntRange):
         settings.setdefault("metavar", "N")
     return click.option(*names, **({"show_default": True} | settings))

@@ -149,7 +149,7 @@ _PARTS |= dict.fromkeys(_COST, np.dtype(np.float64))
 
 
 def _form(dtypes: Mapping[str, Any], **sizes: int) -> _Form:
-    """Returns the form of the arrays that a rank with a given number of layers sends. Empty without layers."""
+    """Returns the form of the arrays that a rank with a given number of layers sends, which is empty without layers."""
     axes = {name: name.rpartition("_")[2] for name in dtypes}
     return {name: (np.dtype(dtypes[name]), tuple(sizes[axis] for axis in axes[name])) for name in dtypes if sizes["L"]}
 

@@ -256,7 +256,7 @@ def _pauses(timeout_s: float) -> Iterator[float]:
 
 
 def ended_by(reports: dict[int, str]) -> TransferError:
-    """Returns the error for ranks that others have ended."""
+    """Returns the error of a step that other ranks have ended, with their reports."""
     ranks = tuple(sorted(reports))
     why = "; ".join(f"rank {g}: {reports[g]}" for g in ranks)
     return TransferError(f"the step was ended by another rank ({why})", ranks)

@@ -97,7 +97,7 @@ class RoutingTrace(ArrayValue):
 
     @property
     def cuts(self) -> Array:
-        """int64 [Q + 1], the first token of each sequence, and T."""
+        """First token of each sequence, followed by T, int64 [Q + 1]."""
         return np.concatenate([[0], np.cumsum(self.seq_len_Q)])
 
     def num_repeats(self) -> int:

@@ -48,7 +48,7 @@ def remap(
 
     Args:
         topk_TK: Logical experts of each token, any integer dtype.
-        split_P: Pairs that the plan assigns from this source to each slot, any integer dtype. Zero for slots it does not use.
+        split_P: Pairs that the plan assigns from this source to each slot, any integer dtype. It is zero for unused slots.
         expert_P: Logical expert in each slot, any integer dtype. -1 is an empty slot.
         home_slot_E: Physical home slot of each expert, any integer dtype.
 

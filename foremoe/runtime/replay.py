@@ -27,7 +27,7 @@ class Compared:
         self._first: dict[tuple[int, int], torch.Tensor] = {}
 
     def compare(self, micro_step: int, layer: int, num_differ: torch.Tensor, first: torch.Tensor | None = None) -> None:
-        """Stores, on the device, the number of a row's pairs that differ from the known experts, and the first such token."""
+        """Stores the number of a row's pairs that differ from the known experts, and the first such token, on the device."""
         self._differ.append(((micro_step, layer), num_differ))
         if first is not None:
             self._first.setdefault((micro_step, layer), first)

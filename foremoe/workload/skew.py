@@ -86,7 +86,7 @@ def _mean_of_numbers(array: Array) -> float:
 
 
 def _step_correlation(load_MLE: Array) -> Array:
-    """Returns [M - 1, L], the correlation of each micro-step's load with the one before. It is NaN if one of them is even."""
+    """Returns the correlation of each micro-step's load with the one before, [M - 1, L]. It is NaN if one of them is even."""
     centred_MLE = load_MLE - load_MLE.mean(axis=2, keepdims=True)
     norm_ML = np.sqrt((centred_MLE**2).sum(axis=2))
     product_ML = (centred_MLE[1:] * centred_MLE[:-1]).sum(axis=2)
@@ -95,7 +95,7 @@ def _step_correlation(load_MLE: Array) -> Array:
 
 
 def _source_distance(load_MLGE: Array) -> Array:
-    """Returns [M, L, G], half the L1 distance of each source's expert shares from those of all sources. NaN without pairs."""
+    """Returns half the L1 distance of each source's expert shares from those of all sources, [M, L, G]. NaN without pairs."""
     pairs_MLG = load_MLGE.sum(axis=3, dtype=np.int64)
     share_MLE = load_MLGE.sum(axis=2) / np.maximum(pairs_MLG.sum(axis=2), 1)[..., None]
     share_MLGE = load_MLGE / np.maximum(pairs_MLG, 1)[..., None]
