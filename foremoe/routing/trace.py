@@ -114,7 +114,7 @@ class RoutingTrace(ArrayValue):
         return found
 
     def content_hash(self) -> str:
-        """Returns a hash (32 hex digits) of ids, known tokens, sequence lengths, layer numbers and num_experts, which determine loads."""
+        """Returns a hash (32 hex digits) of all that determines loads: ids, known tokens, lengths, layer numbers, num_experts."""
         arrays = {"topk": self.topk_TLK, "seq_len": self.seq_len_Q, "moe_layer": self.moe_layer_L}
         if self.known_T is not None:
             arrays["known"] = self.known_T
