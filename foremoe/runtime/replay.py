@@ -55,10 +55,11 @@ class Compared:
 class ReplayedRows(Compared):
     """Routes of the rows in which the routing of every rank is known and has the planned counts.
 
-    Message sizes and all permutations follow from the plan. A layer therefore does not remap or sort pairs or exchange counts,
-    and the host does not wait for the device. The host keeps twelve bytes for each pair of this source and eight for each pair
-    that this rank serves until the stage ends, and copies them to the device when a layer runs. The caller of `route` must
-    compare the routing that the layer receives with the known one (`compare`), and check the result at the end (`fault`).
+    Message sizes and all permutations follow from the plan. A layer therefore neither remaps or sorts pairs nor exchanges
+    counts, and the host does not wait for the device. The host keeps twelve bytes for each pair of this source and eight
+    for each pair that this rank serves until the stage ends, and copies them to the device when a layer runs. The caller
+    of `route` must compare the routing that the layer receives with the known one (`compare`), and check the result at
+    the end (`fault`).
 
     Args:
         routing: Known rows of this source. All other rows, and rows with padding, exchange counts.

@@ -23,7 +23,7 @@ class Slotted:
 
     Attributes:
         expert_TK: Experts of each token, arbitrary for holes.
-        slot_TK: Physical slots. -1 for an expert that a token has twice, and for holes.
+        slot_TK: Physical slot of each pair, or -1 for holes and for an expert that a token has twice.
         hole_I: Tokens whose routing is not known.
         num_known: Number of pairs that have a slot.
     """

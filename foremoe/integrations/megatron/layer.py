@@ -150,7 +150,7 @@ def slots_around(
     """Returns buffers and layers for the MoE layers of this rank. Not collective over the EP group.
 
     Raises:
-        InputError: Replicas of these experts would not compute the same as Megatron.
+        InputError: Replicas of these experts would not compute the same results as Megatron.
     """
     kinds = [kind_of(place.moe.experts) for place in places]
     sync = ParamSync(chunks)
