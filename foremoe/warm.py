@@ -35,7 +35,7 @@ def warm_up(progress: Callable[[str], None] | None = None) -> float:
     Covers both objectives, replicas on any rank and inside nodes only, and known and unknown source ranks.
 
     Args:
-        progress: Called with the name of each function that has been compiled.
+        progress: Function that is called with the name of each function that has been compiled.
 
     Returns:
         Time spent in seconds. It is a few seconds if everything was compiled before.

@@ -69,7 +69,7 @@ def few_micro_steps(num: int) -> list[str]:
 
 
 def _redealt(options: CaseOptions, ranks: int, redundant: int) -> dict[str, Case]:
-    """Builds the same routing with longer micro-steps, and on the same ranks with half and with twice the EP degree."""
+    """Builds the same routing with longer micro-steps, and with half and twice the EP degree on the same ranks."""
     tokens = options.tokens_per_rank or DEFAULT_TOKENS_PER_RANK
     groups = options.trainer.data_parallel or 1
     tried = {

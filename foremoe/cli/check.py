@@ -22,7 +22,7 @@ BROKEN, LOAD = 1, "load"
 _SHOWN = 4
 
 
-_HELP = """Checks a plan against every law of the Plan IR. The exit code is 0 if all laws hold, 1 if not.
+_HELP = """Checks a plan against every law of the Plan IR. The exit code is 0 if all laws hold, and 1 otherwise.
 
 By the laws, every token is served exactly once by a rank that holds its expert. Homes and slots are respected, and copies bring
 the weights that each use needs. With --trace or --workload, the command also checks that the loads are those of the plan. The
@@ -70,7 +70,7 @@ def check(plan_file: str, traces: tuple[str, ...], workload_file: str | None, js
     payload = {"plan": name, "valid": not broken, "violations": violations, "checked": checked}
     verdict = f"valid (checked: {'; '.join(checked)})"
     if broken:
-        # A plan with other loads breaks no law; it only belongs to another trace.
+        # A plan with other loads breaks no law. It belongs to another trace.
         foreign = lawful and all(error.law == LOAD for error in broken)
         verdict = f"keeps its laws, but was made for other loads than those of {source}" if foreign else "broken"
     emit(json_file, payload, [*map(str, broken), f"{name}: {verdict}"])

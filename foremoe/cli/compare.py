@@ -59,8 +59,8 @@ COLUMNS = {
 _HELP = """Plans one case with every strategy and prints a line for each strategy.
 
 Several TRACEs form one workload. A TRACE may also be a workload file of counts. A row is one (micro-step, layer). Its skew is
-the load of the busiest rank over the mean, so 1.000 is perfect. Baselines and solvers that you name run without a guard. To keep
-experts at home in rows that SOLVER makes more expensive, name Planner(rank=(SOLVER,)) instead.
+the load of the busiest rank divided by the mean, so 1.000 is perfect. Baselines and solvers that you name run without a
+guard. To keep experts at home in rows that SOLVER makes more expensive, name Planner(rank=(SOLVER,)) instead.
 
 \b
 Example:
@@ -152,6 +152,6 @@ def notes(rows: Sequence[Mapping[str, Any]], key: str) -> list[str]:
     num_names = len({row[key] for row in rows})
     for row in rows:
         if row.get("note"):
-            # The library names its argument; the command line has an option instead.
+            # The library names its argument. The command line has an option instead.
             names.setdefault(row["note"].replace("history_LE", "--history TRACE"), {})[row[key]] = None
     return [f"{'every line' if 2 < num_names == len(lines) else ', '.join(lines)}: {note}" for note, lines in names.items()]

@@ -39,7 +39,7 @@ def trace_figures(trace: RoutingTrace) -> dict[str, Any]:
 
 
 def popularity(loads: Iterable[Array]) -> dict[str, Any]:
-    """Returns the load of the hottest experts over the mean, with their layers. `loads` has one int64 [E] array per layer."""
+    """Returns the load of the hottest experts divided by the mean, with their layers. `loads` has an int64 [E] per layer."""
     # One layer at a time, because a small file may declare thousands of layers and experts.
     highest, hottest, never_chosen = [], list[dict[str, Any]](), 0
     for layer, load_E in enumerate(loads):

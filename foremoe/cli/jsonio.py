@@ -1,4 +1,4 @@
-"""Writes the output of a command as text, tables, CSV or JSON. ``--json`` never takes the name of a trace for its value."""
+"""Writes the output of a command as text, tables, CSV or JSON. ``--json`` never takes a trace's name for its value."""
 
 import dataclasses
 import json

@@ -12,7 +12,7 @@ AUTO = "auto"
 
 
 class Dispatch(click.Choice):  # type: ignore[type-arg]
-    """A kind of dispatch. The name of a library is an error that tells the kind of dispatch to give for it."""
+    """Option type for a kind of dispatch. The name of a library causes an error that gives its kind of dispatch."""
 
     LIBRARIES: ClassVar = {"deepep": "node", "hybridep": "node", "alltoall": "pairs", "nccl": "pairs"}
 
@@ -28,7 +28,7 @@ class Dispatch(click.Choice):  # type: ignore[type-arg]
 
 
 class SlotCount(click.IntRange):
-    """A number of redundant slots, or ``auto``, which becomes None."""
+    """Option type for a number of redundant slots, or ``auto``, which becomes None."""
 
     name = "slots"
 

@@ -22,7 +22,7 @@ UNAWARE = "none"
 
 
 def views_of(texts: tuple[str, ...]) -> dict[str, Foresight | None]:
-    """Returns the kinds of foresight in ``--foresight``, keyed by their texts. ``none`` stands for static placement."""
+    """Returns the kinds of foresight in ``--foresight``, keyed by the strings given. ``none`` stands for static placement."""
     names = split_list(texts, "--foresight") if texts else []
     return {name: None if name == UNAWARE else foresight_of(name) for name in names}
 

@@ -1,7 +1,7 @@
 """The command ``foremoe``, a group of subcommands. It reports bad input as one sentence with an exit code.
 
-Exit codes: 0 done, 1 a checked plan is broken or belongs to another trace, 2 bad input, 130 interrupted. The module of a
-command is imported when the command runs, so that ``foremoe --help`` is fast.
+Exit codes: 0 for success, 1 for a checked plan that is broken or belongs to another trace, 2 for bad input, 130 if
+interrupted. The module of a command is imported when the command runs, so that ``foremoe --help`` is fast.
 """
 
 import importlib
@@ -123,7 +123,7 @@ Start here:
   foremoe plan rollout.npz --ranks 16 -o plan.safetensors
   foremoe check plan.safetensors --trace rollout.npz
 
-Exit codes: 0 done, 1 a checked plan is broken or belongs to another trace, 2 bad input, 130 interrupted.
+Exit codes: 0 for success, 1 for a checked plan that is broken or belongs to another trace, 2 for bad input, 130 if interrupted.
 """
 
 

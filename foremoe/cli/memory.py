@@ -39,7 +39,7 @@ def cure(found: Fit) -> str:
 
 
 def plan_line(problem: Problem, plan: Plan, trainer: Trainer) -> str:
-    """Returns a line that says whether one plan fits into memory, with what fills the memory of the fullest rank."""
+    """Returns a line that says whether one plan fits into memory, and that lists the parts of the fullest rank's memory."""
     parts = plan_memory(problem, plan, trainer).parts()
     held = ", ".join(f"{name} {gigabytes(size)}" for name, size in parts.items() if size)
     stored = host_bytes(problem, plan)

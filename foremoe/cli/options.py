@@ -82,7 +82,7 @@ class CaseOptions:
 
 
 def option(*names: str, **settings: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Like `click.option`, but shows the default and uses N as the placeholder of integers."""
+    """Does the same as `click.option`, but shows the default and uses N as the placeholder of integers."""
     if isinstance(settings.get("type"), click.IntRange):
         settings.setdefault("metavar", "N")
     return click.option(*names, **({"show_default": True} | settings))
@@ -154,7 +154,7 @@ _CASE = {
     ),
     "redundant": option(
         "--redundant", metavar="R", type=SlotCount(), default=AUTO,
-        help="Number of redundant slots per rank, for copies of other ranks' experts. With auto, as many as pay off.",
+        help="Number of redundant slots per rank, for copies of other ranks' experts. With auto, foremoe chooses it.",
     ),
     "objective": option(
         "--objective", type=click.Choice(["time", "balance"]), default="time",

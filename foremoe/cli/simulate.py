@@ -48,8 +48,8 @@ COLUMNS = {
 
 _HELP = """Plans one case with every strategy, simulates the stage and prints a line for each strategy.
 
-All ranks (--ranks) share the tokens. --ep splits them into expert-parallel groups. With --pp, each further part of the pipeline
-has as many ranks again. Simulated times depend on the constants of the cluster. `foremoe calibrate` fits them on a machine.
+All ranks (--ranks) share the tokens. --ep splits them into expert-parallel groups. With --pp, --ranks is the number of ranks of
+each pipeline part. Simulated times depend on the constants of the cluster. `foremoe calibrate` fits them on a machine.
 
 \b
 Example:

@@ -107,7 +107,7 @@ def csv_text(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = (), fir
     there = list(dict.fromkeys(name for line in lines for name in line))
     order = {name: i for i, name in enumerate(first)}
     names = list(columns) or sorted(there, key=lambda name: order.get(name, len(order)))
-    # A mapping that is None in some row appears there as a column of its own; it is left out.
+    # A mapping that is None in some row appears there as a column of its own, which is left out.
     names = [name for name in names if columns or not any(other.startswith(f"{name}.") for other in names)]
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")

@@ -156,7 +156,7 @@ class TorchGroup(Group):
 
     @contextlib.contextmanager
     def watched(self, process_group: dist.ProcessGroup | None = None) -> Iterator[None]:
-        """Watches a block that may wait in a process group's collectives, by default its own; see ``Watcher``. Not collective."""
+        """Watches a block that may wait in collectives of `process_group` or of this group. See `Watcher`. Not collective."""
         self._watcher = self._watcher or Watcher(self._roll)
         with self._watcher.inside(process_group or self.process_group):
             yield
@@ -183,7 +183,7 @@ class TorchGroup(Group):
                     return
                 except RuntimeError:
                     if work.is_completed():
-                        work.wait()  # it may have finished just after the timeout; a failed one raises again
+                        work.wait()  # it may have finished just after the timeout, and a failed exchange raises again
                         return
                     if left_s <= 0 or reported:
                         raise
@@ -195,7 +195,7 @@ class TorchGroup(Group):
             raise blamed from error
 
     def _waited_s(self, begin: float, error: RuntimeError) -> float | None:
-        """Returns seconds since `begin` if a timeout has passed, maybe the process group's own, or None if a connection broke."""
+        """Returns the seconds since `begin` if a timeout of ours or of the process group has passed, or None otherwise."""
         waited_s = time.monotonic() - begin
         return waited_s if waited_s >= self.timeout_s or timed_out(error) else None
 

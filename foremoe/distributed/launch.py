@@ -71,7 +71,7 @@ def _quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _single_threaded() -> Iterator[None]:
-    """Sets the environment of ranks to one thread each, and messages over the loopback interface regardless of the host name."""
+    """Sets environment variables so that each rank uses one thread and sends messages over the loopback interface."""
     wanted = {"OMP_NUM_THREADS": "1", **({"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {})}
     added = {name: value for name, value in wanted.items() if name not in os.environ}
     os.environ.update(added)

@@ -118,7 +118,7 @@ def homes_together(
     group: Group, planner: Planner, tasks: Sequence[PlanningTask], loads_MLE: Sequence[Array], tokens_M: Sequence[Array], *,
     device: torch.device | None = None, num_threads: int | None = None,
 ) -> Array:  # fmt: skip
-    """Returns homes for a step of one or several stages, int32 [L, E], as `Planner.homes`; one rank per layer. Collective."""
+    """Returns the homes for a step of stages, int32 [L, E], like `Planner.homes`. One rank plans each layer. Collective."""
     _, L, E = loads_MLE[0].shape
     layers_G = _layers_by_rank(L, group.size)
     mine = layers_G[group.rank]
@@ -149,7 +149,7 @@ _PARTS |= dict.fromkeys(_COST, np.dtype(np.float64))
 
 
 def _form(dtypes: Mapping[str, Any], **sizes: int) -> _Form:
-    """Returns the form of the arrays that a rank with a given number of layers sends. Empty without layers."""
+    """Returns the form of the arrays that a rank with a given number of layers sends, which is empty without layers."""
     axes = {name: name.rpartition("_")[2] for name in dtypes}
     return {name: (np.dtype(dtypes[name]), tuple(sizes[axis] for axis in axes[name])) for name in dtypes if sizes["L"]}
 

@@ -108,12 +108,12 @@ class Roll:
         return self.ask(read)
 
     def leave(self) -> None:
-        """Announces that this rank stops waiting. Others must not continue with it, or blame it for ranks that did not arrive."""
+        """Announces that this rank stops waiting. Other ranks must not continue with it, or blame it for missing ranks."""
         self.ask(lambda store: store.set(f"left/{self.rank}", ""))
         self.ask(lambda store: store.delete_key(f"here/{self.rank}"))
 
     def late(self, ranks: Sequence[int], timeout_s: float) -> TransferError:
-        """Returns and reports the error for late ranks. Without the report, ranks that arrive later would wait as long."""
+        """Returns and reports the error for late ranks. Without the report, those that arrive later would also wait."""
         error = silent(ranks, "come to set up the group", timeout_s)
         self.report(str(error))
         return error
@@ -246,7 +246,7 @@ def _follow(roll: Roll, board: str, timeout_s: float) -> Roll:
 
 
 def _pauses(timeout_s: float) -> Iterator[float]:
-    """Yields the remaining seconds repeatedly, with pauses between, and finally when no time is left."""
+    """Yields the remaining seconds repeatedly, with pauses between them, and once more when no time is left."""
     until, pause_s = time.monotonic() + timeout_s, 0.001
     while (left_s := until - time.monotonic()) > 0:
         yield left_s
@@ -256,7 +256,7 @@ def _pauses(timeout_s: float) -> Iterator[float]:
 
 
 def ended_by(reports: dict[int, str]) -> TransferError:
-    """Returns the error for ranks that others have ended."""
+    """Returns the error of a step that other ranks have ended, with their reports."""
     ranks = tuple(sorted(reports))
     why = "; ".join(f"rank {g}: {reports[g]}" for g in ranks)
     return TransferError(f"the step was ended by another rank ({why})", ranks)

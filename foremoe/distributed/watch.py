@@ -29,8 +29,9 @@ _OWN_TAG = 2**31 - 7  # not used otherwise, because a pending message of another
 class Watcher:
     """Checks every second, in a separate thread, whether a rank of a group has reported a failure, and logs it.
 
-    A rank that is `inside` a block then, and still is two seconds later, may be waiting in a collective outside foremoe. Its
-    connections are then closed, so that the collective raises. The thread ends with the last reference to this object.
+    If this rank is `inside` a block at that time and two seconds later, it may be waiting in a collective outside
+    foremoe. Its connections are then closed, so that the collective raises. The thread ends with the last reference to
+    this object.
 
     Args:
         roll: Roll of the group.

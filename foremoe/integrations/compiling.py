@@ -1,4 +1,4 @@
-"""Compilation of kernels before the first stage, by one rank per host, from whose cache the others load."""
+"""Compilation of kernels before the first stage, by one rank per host, from whose cache the other ranks load them."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from foremoe.integrations.nemo_rl import install
 
 @ray.remote(runtime_env=get_runtime_env_for_policy_worker("megatron_policy_worker"))
 class MegatronPolicyWorker(MegatronPolicyWorkerImpl):  # type: ignore[misc]
-    """Like NeMo-RL's worker, whose own class is a Ray actor and cannot be subclassed."""
+    """Worker that behaves like NeMo-RL's own, whose class is a Ray actor and cannot be subclassed."""
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         attach_to = install(config)

@@ -25,7 +25,7 @@ class AttachSettings(EngineSettings):
     """Settings of `foremoe.integrations.megatron.attach`. Each may be a string, as in YAML or on a command line.
 
     Attributes:
-        redundant: Redundant slots per rank, R. With 0, stages run as without foremoe, and metrics show the gain of 1 and 2 slots.
+        redundant: Redundant slots per rank, R. If 0, stages run as without foremoe, and metrics show the gain of 1 and 2 slots.
         planner: Planner, given as a `Planner`, a strategy's name, a solver expression, or ``module:name``.
         cost: Cost model, given as a `CostModel` or as its objective: "time", or "balance" for even loads at any cost.
         slot_depth: Number of buffers per slot, in one ring for all layers. See `foremoe.Problem`.

@@ -1,4 +1,4 @@
-"""Recording of the routing of Hugging Face models without a rollout engine, while they generate or score::
+"""Recording of the routing of Hugging Face models without a rollout engine, while they generate or score text::
 
     with foremoe.integrations.transformers.record(model) as recorded:
         model.generate(**inputs, max_new_tokens=512)

@@ -49,7 +49,7 @@ def simulated(runs: StageRuns | None) -> dict[str, Any] | None:
 
 
 def late(posed: Problem, plan: Plan, runs: StageRuns | None) -> dict[str, Any]:
-    """Returns how much every rank delays the others, at home and as planned, in simulated seconds or in pairs above the mean."""
+    """Returns the delay that every rank causes, at home and as planned, in simulated seconds or in pairs above the mean."""
     if runs is not None:
         static_G, planned_G = (late_seconds(run, plan.G) for run in (runs.static, runs.planned))
         return {"unit": "s", "static_G": static_G.tolist(), "planned_G": planned_G.tolist()}

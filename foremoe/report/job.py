@@ -61,7 +61,7 @@ def plan_job(
         history_LE: Load of an earlier step in all layers, as for `Planner.plan`.
         trainer: The training around the stage, as for `simulate_systems`.
         num_threads: Number of planning threads. Defaults to all cores.
-        progress: Called with (part, rows done, number of rows).
+        progress: Function that is called with (part, rows done, number of rows).
 
     Raises:
         InputError: The planner moves homes, or there are more pipeline ranks than layers.

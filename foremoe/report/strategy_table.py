@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 
 class Figure(NamedTuple):
-    """One column: the path to its value in a row, its heading, its unit, the factor to that unit, and the number of decimals."""
+    """One column, with the path to its value in a row, heading, unit, factor to that unit, and number of decimals."""
 
     path: tuple[str, ...]
     heading: str

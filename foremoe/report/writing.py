@@ -55,8 +55,8 @@ def write_report(
         source: Origin of the load, in a few words.
         date: Date to show on the page. By default, none is shown.
         command: Command that writes the page, to show on it. By default, none is shown.
-        posed: Problem with its homes before a home level moved any, for static figures. Defaults to `problem`.
-        moves_s: Time in seconds for moving those homes before the stage.
+        posed: The problem before a home level moved any experts, for static figures. Defaults to `problem`.
+        moves_s: Time in seconds for moving experts to their homes before the stage.
         trainer: The training around the stage, as for `rank_memory`.
 
     Raises:

@@ -32,7 +32,8 @@ class RoutingTrace(ArrayValue):
         topk_TLK: Logical experts of each token, distinct within a token and layer, as uint8 (num_experts <= 256) or int16.
         num_experts: Number of logical experts in a layer.
         seq_len_Q: Number of tokens in each sequence, int64. Each is at least 1, and they sum to T.
-        known_T: bool, False if a token's routing was not recorded. Its ids are then ignored. None if all tokens are known.
+        known_T: Whether the routing of each token was recorded, bool. Ids of other tokens are ignored. None means that
+            all are known.
         moe_layer_L: The model's own layer numbers, int32. Default to those of the preset `model` if it has L layers, else to 0 to
             L-1.
         weight_TLK: Router weights of the chosen experts, float16, or None. Planning does not use them.
@@ -96,11 +97,11 @@ class RoutingTrace(ArrayValue):
 
     @property
     def cuts(self) -> Array:
-        """int64 [Q + 1], the first token of each sequence, and T."""
+        """First token of each sequence, followed by T, int64 [Q + 1]."""
         return np.concatenate([[0], np.cumsum(self.seq_len_Q)])
 
     def num_repeats(self) -> int:
-        """Returns how many known tokens have the same experts in all layers as the token before. Few do in real routing."""
+        """Returns the number of known tokens with the same experts in all layers as the token before. Real routing has few."""
         found = 0
         for low in range(1, self.T, _BLOCK):
             now_TLK, before_TLK = self.topk_TLK[low : low + _BLOCK], self.topk_TLK[low - 1 : low - 1 + _BLOCK]
@@ -113,7 +114,7 @@ class RoutingTrace(ArrayValue):
         return found
 
     def content_hash(self) -> str:
-        """Returns a hash (32 hex digits) of all that sets loads: ids, known tokens, sequence and layer numbers, num_experts."""
+        """Returns a hash (32 hex digits) of all that determines loads: ids, known tokens, lengths, layer numbers, num_experts."""
         arrays = {"topk": self.topk_TLK, "seq_len": self.seq_len_Q, "moe_layer": self.moe_layer_L}
         if self.known_T is not None:
             arrays["known"] = self.known_T

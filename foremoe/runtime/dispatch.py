@@ -54,7 +54,7 @@ class Counts:
 
 
 def exchange_counts(slot_Z: torch.Tensor, num_slots: int, group: Group, complete: bool) -> Counts:
-    """Sends every rank the number of pairs to expect, and whether this rank has its replicas (`complete`). Collective.
+    """Sends every rank the number of pairs to expect, and a flag for whether this rank has its replicas (`complete`). Collective.
 
     `slot_Z`, int64, holds the physical slot of every pair.
     """
@@ -145,8 +145,8 @@ class Combine(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_TH: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        # Under non-reentrant checkpointing, this access runs the forward again. It comes before this function's own exchange, so
-        # that it happens at the same point on all ranks.
+        # Under non-reentrant checkpointing, this access runs the forward pass again. It comes before this function's own
+        # exchange, so that it happens at the same point on all ranks.
         weight_TK, by_slot_Z, by_slot_Y, back_ZH = ctx.saved_tensors
         sent_ZH, grad_TK = sum_of_pairs_backward(grad_TH, back_ZH, by_slot_Z, weight_TK)
         return ctx.exchange.there(sent_ZH).index_select(0, by_slot_Y), grad_TK, None, None, None

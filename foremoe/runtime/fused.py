@@ -1,4 +1,4 @@
-"""Use of Triton kernels in place of several torch operations: which tensors they support, and how they are launched."""
+"""Helpers for Triton kernels that replace several torch operations. They check the tensors and launch the kernels."""
 
 from __future__ import annotations
 

@@ -21,9 +21,9 @@ from foremoe.runtime.dispatch import Exchange
 from foremoe.runtime.kernels.holes import HoledRows, find_holes, route_holed_rows
 from foremoe.runtime.pairs import sum_of_pairs
 
-# Letters: M micro-steps, L layers, N rows, T tokens and K top-k of this source, E experts, P physical slots of all ranks, G
-# ranks, S slots of a rank, I holes, Z pairs of this source, Y pairs that this rank serves, X those that no plan knew, H hidden
-# size.
+# Letters: M micro-steps, L layers, N rows, T tokens and K top-k of this source, E experts, P physical slots of all ranks,
+# G ranks, S slots of a rank, I holes, Z pairs of this source, Y pairs that this rank serves, X those of them that are not
+# planned, H hidden size.
 
 Row = tuple[int, int]
 

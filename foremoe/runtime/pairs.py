@@ -36,7 +36,7 @@ def sum_of_pairs(
 def sum_of_pairs_backward(
     grad_TH: torch.Tensor, rows_ZH: torch.Tensor | None, by_slot_Z: torch.Tensor, weight_TK: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Returns the gradients of `rows_ZH`, sorted by slot, and of the weights. Without `rows_ZH`, the latter are None."""
+    """Returns the gradients of `rows_ZH`, sorted by slot, and of the weights, which are None without `rows_ZH`."""
     (T, K), H = weight_TK.shape, grad_TH.shape[1]
     if fuses(grad_TH):
         grad_ZH = grad_TH.new_empty(T * K, H)

@@ -48,7 +48,7 @@ def remap(
 
     Args:
         topk_TK: Logical experts of each token, any integer dtype.
-        split_P: Pairs that the plan assigns from this source to each slot, any integer dtype. Zero for slots it does not use.
+        split_P: Pairs that the plan assigns from this source to each slot, any integer dtype. It is zero for unused slots.
         expert_P: Logical expert in each slot, any integer dtype. -1 is an empty slot.
         home_slot_E: Physical home slot of each expert, any integer dtype.
 
@@ -60,7 +60,7 @@ def remap(
 
 
 def remap_planned(topk_TK: torch.Tensor, planned: Intervals) -> tuple[torch.Tensor, torch.Tensor]:
-    """Does the work of `remap` for precomputed intervals of one row. A stage computes those of all rows at once."""
+    """Does the work of `remap` for precomputed intervals of one row. A stage computes the intervals of all rows at once."""
     end_J, slot_J, unplanned_J = planned
     expert_Z = topk_TK.reshape(-1)
     # The number of earlier pairs with the same expert is the distance to the first of these pairs in sorted order.

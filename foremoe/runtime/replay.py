@@ -27,7 +27,7 @@ class Compared:
         self._first: dict[tuple[int, int], torch.Tensor] = {}
 
     def compare(self, micro_step: int, layer: int, num_differ: torch.Tensor, first: torch.Tensor | None = None) -> None:
-        """Stores, on the device, the number of a row's pairs that differ from the known experts, and the first such token."""
+        """Stores the number of a row's pairs that differ from the known experts, and the first such token, on the device."""
         self._differ.append(((micro_step, layer), num_differ))
         if first is not None:
             self._first.setdefault((micro_step, layer), first)
@@ -38,7 +38,7 @@ class Compared:
         return len(self._differ)
 
     def fault(self) -> str:
-        """Returns a message about the first row whose layer received other routing than was known, or an empty string.
+        """Returns a message about the first row whose layer received routing that differs from the known one, or an empty string.
 
         The host waits for the device once.
         """
@@ -55,10 +55,11 @@ class Compared:
 class ReplayedRows(Compared):
     """Routes of the rows in which the routing of every rank is known and has the planned counts.
 
-    Message sizes and all permutations follow from the plan. A layer therefore does not remap or sort pairs or exchange counts,
-    and the host does not wait for the device. The host keeps twelve bytes for each pair of this source and eight for each pair
-    that this rank serves until the stage ends, and copies them to the device when a layer runs. The caller of `route` must
-    compare the routing that the layer receives with the known one (`compare`), and check the result at the end (`fault`).
+    Message sizes and all permutations follow from the plan. A layer therefore neither remaps or sorts pairs nor exchanges
+    counts, and the host does not wait for the device. The host keeps twelve bytes for each pair of this source and eight
+    for each pair that this rank serves until the stage ends, and copies them to the device when a layer runs. The caller
+    of `route` must compare the routing that the layer receives with the known one (`compare`), and check the result at
+    the end (`fault`).
 
     Args:
         routing: Known rows of this source. All other rows, and rows with padding, exchange counts.
@@ -68,8 +69,8 @@ class ReplayedRows(Compared):
         num_experts: Number of experts, E.
         group: The EP group. Creating this object is collective.
         device: Device on which layers run.
-        holes: Holes of this source, and the pairs that holes add to `received_GMLS`, by source. With None, rows with holes
-            exchange counts. Must be given on all ranks or on none.
+        holes: Holes of this source, and the pairs that holes add to `received_GMLS`, by source. If None, rows with holes
+            exchange counts. Either all ranks or none must pass it.
 
     Attributes:
         lack_ML: Largest `Lack` of every row over all ranks.
@@ -168,7 +169,7 @@ class ReplayedRows(Compared):
         self._end_NS = torch.from_numpy(num_NS.cumsum(1, dtype=np.int32)).to(self._device).unbind()
 
     def route(self, micro_step: int, layer: int, shape: torch.Size) -> tuple[torch.Tensor, Route] | None:
-        """Returns the experts of a row, int32 [T, K], and its route, or None, on all ranks, if counts must be exchanged.
+        """Returns the experts of a row, int32 [T, K], and its route. Returns None on all ranks if the row must exchange counts.
 
         Args:
             shape: Shape [T, K] of the routing that the layer received.

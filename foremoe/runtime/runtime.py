@@ -103,9 +103,9 @@ class Runtime:
         Args:
             plan: Plan for the bank's homes, the same on all ranks.
             split_MLP: Pairs that the plan assigns from this source to every slot, ``plan.rows_for(workload, rank)``.
-            routing: Mapping from (micro-step, layer) to the topk_TK that `moe` will receive, on the host. A row that all ranks
-                know and that matches the plan does not exchange counts, and its hosts do not wait for their devices. In return,
-                a missing replica of such a row ends the step.
+            routing: Mapping from (micro-step, layer) to the topk_TK that `moe` will receive, on the host. A row that all
+                ranks know and that matches the plan does not exchange counts, and the hosts do not wait for their devices
+                in it. However, a missing replica of such a row ends the step.
             same_weights: Whether no rank has written a weight since the previous plan began. See `Engine.begin`.
 
         Raises:
@@ -173,8 +173,9 @@ class Runtime:
             partial: Whether the stage stops early, after the same pass on all ranks.
 
         Raises:
-            InputError: Some uses of the plan did not run, or the routing of a layer differs from that given to `begin`. The
-                latter is raised on all ranks, and all gradients are dropped, including those of earlier stages.
+            InputError: Some uses of the plan did not run, or the routing of a layer differs from that given to `begin`.
+                In the second case, it is raised on all ranks, and all gradients are dropped, including those of earlier
+                stages.
         """
         stage = self._running_stage()
         timeline = stage.end(partial=partial)
@@ -235,7 +236,7 @@ class Runtime:
         return route
 
     def _found_route(self, stage: Stage, m: int, layer: int, phase: Phase, topk_TK: torch.Tensor, complete: bool) -> Route:
-        """Returns the route of the row's pairs, which is to their homes if a replica is missing on any rank. Collective."""
+        """Returns the route of the row's pairs, or their route to the homes if a replica is missing on any rank. Collective."""
         slot_TK, num_drift = stage.slots(m, layer, topk_TK)
         if (m, layer) in stage.fell_back:  # recomputation follows the forward pass
             slot_TK = stage.at_home(layer, topk_TK)

@@ -23,7 +23,7 @@ class Slotted:
 
     Attributes:
         expert_TK: Experts of each token, arbitrary for holes.
-        slot_TK: Physical slots. -1 for an expert that a token has twice, and for holes.
+        slot_TK: Physical slot of each pair, or -1 for holes and for an expert that a token has twice.
         hole_I: Tokens whose routing is not known.
         num_known: Number of pairs that have a slot.
     """
@@ -93,7 +93,7 @@ class SlottedRows(Compared):
         return int(self._numbers_X.nbytes)
 
     def row(self, micro_step: int, layer: int, shape: torch.Size) -> Slotted | None:
-        """Returns a row's slots, or None, on all ranks, if the row is not known.
+        """Returns a row's slots. Returns None on all ranks if the row is not known.
 
         Raises:
             InputError: The routing has another shape than it had when the stage began.

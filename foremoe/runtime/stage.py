@@ -45,7 +45,7 @@ class Stage(abc.ABC):
         """Returns the physical slots of pairs and the number of pairs that are not planned."""
 
     def replayed(self, micro_step: int, layer: int, topk_TK: torch.Tensor) -> Route | None:
-        """Returns the route of a row that was known when the stage began, or None, on all ranks, if it must be computed."""
+        """Returns the route of a row that was known when the stage began. Returns None on all ranks if it must be computed."""
         return None
 
     def verdict(self) -> str:
@@ -64,17 +64,17 @@ class Stage(abc.ABC):
         """Returns the content of the slots. Called just before the products."""
 
     def gradients(self, micro_step: int, layer: int) -> None:  # noqa: B027 (without a plan they were added at home)
-        """Called when backward of the row's experts is done."""
+        """Notes that the backward pass of the row's experts is done."""
 
     def release(self, micro_step: int, layer: int, phase: int) -> None:
-        """Called when the use is over."""
+        """Ends the use, so that its buffers may be filled again."""
         self._num_done[Phase(phase)][layer] += 1
 
     def launch(self) -> None:  # noqa: B027 (without a plan nothing waits for it)
-        """Called when the last exchange of the use is queued."""
+        """Starts the transfers that the use allows. Called when the last exchange of the use is queued."""
 
     def fall_back(self, micro_step: int, layer: int) -> None:
-        """Called when all ranks have agreed that the row runs at home."""
+        """Makes the row run at home. Called when all ranks have agreed on it."""
         self.fell_back.append((micro_step, layer))
 
     @abc.abstractmethod

@@ -175,7 +175,7 @@ def synthetic_workload(
 
 
 def _layer_counts(rng: np.random.Generator, regime: Regime, model: Model, M: int, G: int, tokens: int) -> Array:
-    """int64 [M, G, E]."""
+    """Returns the counts of one layer, int64 [M, G, E]."""
     E, K = model.num_experts, model.num_topk
     factor = layer_factor(rng, regime)
     base_E = regime.sigma * factor * bent(rng.standard_normal(E), regime.bend) + factor * group_heat(rng, regime, E)
@@ -223,7 +223,8 @@ def softmax(log_XE: Array) -> Array:
 def capped(weight_XE: Array, cap: float) -> Array:
     """Returns probabilities in proportion to `weight_XE` along the last axis, none above `cap`, or 1/E if that is more.
 
-    The excess over the cap is given to the others in proportion until no probability is above it. Zero weights become uniform.
+    The excess over the cap is given to the other entries in proportion until no probability is above it. Zero weights
+    become uniform.
     """
     E = weight_XE.shape[-1]
     cap = max(cap, 1.0 / E)

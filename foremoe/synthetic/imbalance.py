@@ -84,7 +84,7 @@ def _tokens(name: str, tokens: int, G: int) -> Array:
 
 
 def _layer_counts(rng: np.random.Generator, name: str, model: Model, M: int, tokens_G: Array) -> Array:
-    """int64 [M, G, E]."""
+    """Returns the counts of one layer, int64 [M, G, E]."""
     E, K = model.num_experts, model.num_topk
     if name == "balanced":
         return np.broadcast_to(_in_turn(tokens_G * K, E), (M, len(tokens_G), E))

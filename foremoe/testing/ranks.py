@@ -78,7 +78,7 @@ def _on_threads(
 
 
 class RankPool:
-    """Rank processes that serve many calls, because starting one takes seconds and a call milliseconds.
+    """Rank processes that serve many calls, because starting one takes seconds, while a call takes milliseconds.
 
     Every call has a gloo process group of its own size, which is also the default group of torch.distributed during the call.
     Ranks run torch on one thread each. If a rank dies or takes too long, all ranks end and the pool becomes unusable.

@@ -156,7 +156,7 @@ class Memory:
                 self.fill(where, version)
 
     def wrong(self, where: tuple[str, int, int]) -> str:
-        """Returns how the tensors at a location differ from the expected ones, or an empty string."""
+        """Returns an error if the tensors at a location differ from the expected ones, or an empty string."""
         contents = self.contents()
         for i, place in enumerate(self._places[where]):
             bad = (contents[place] != self.expected[place]).nonzero().flatten().tolist()
@@ -165,7 +165,7 @@ class Memory:
         return ""
 
     def wrong_anywhere(self) -> str:
-        """Returns where memory differs from the expected content, or an empty string."""
+        """Returns an error if memory differs from its expected content, or an empty string."""
         bad = (self.contents() != self.expected).nonzero().flatten().tolist()
         if not bad:
             return ""

@@ -124,7 +124,7 @@ class TransferBackend(abc.ABC):
         """
 
     def advance(self, position: int) -> None:  # noqa: B027 (nothing to do is a good default)
-        """Finishes this rank's background work that the use at `position`, its next one, needs.
+        """Finishes this rank's background work that its next use, at `position`, needs.
 
         Called before every use of a plan, even if no copy starts. Never raises.
         """

@@ -126,7 +126,7 @@ class Carrier:
             self._wait(batch)
 
     def agree(self, position: int, settle: Callable[[], None]) -> list[str]:
-        """Retires, at a pass boundary, two-sided backends that failed on any rank since the last one. Collective.
+        """Retires two-sided backends that failed on any rank since the last pass boundary. Collective at every boundary.
 
         If no other backend could take over, ranks do not communicate, because rows without replicas agree to run at home anyway.
         `position` is the next use. `settle` waits for gradient returns, which must not be lost with their backend. Returns the

@@ -99,7 +99,7 @@ class DebugContents:
             raise TransferError(f"{replica} differs from its home; {cause}.", (self._rank,))
 
     def check_homes(self) -> None:
-        """Raises `StaleWeights` if a home on this rank has changed in any way since."""
+        """Raises `StaleWeights` if a home on this rank has changed in any way since this object was created."""
         for (layer, expert), before in self._homes.items():
             if digest(self._buffers.home(layer, expert)) != before:
                 stale = f"expert {expert} of layer {layer} at home on rank {self._rank} changed after the plan began"

@@ -46,7 +46,7 @@ class CupyPeer(TransferBackend):
     all ranks' copies, and such a change is not detected.
 
     CUDA cannot share some memory between processes, such as expandable segments and cudaMallocAsync. In this case, `publish`
-    copies the experts that others pull into memory of foremoe's own, which is read instead. The homes may then move or be
+    copies the experts that other ranks pull into memory of foremoe's own, which is read instead. The homes may then move or be
     offloaded.
 
     Args:

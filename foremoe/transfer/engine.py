@@ -157,7 +157,7 @@ class Engine:
         self._open = self._resident(plan, micro_step, layer, Phase.FORWARD)
 
     def gradients(self, micro_step: int, layer: int) -> None:
-        """Marks backward of the row's experts as done on this rank, so that `launch` exchanges replica gradients."""
+        """Marks the backward pass of the row's experts as done on this rank, so that `launch` exchanges replica gradients."""
         _, position = self._turn(micro_step, layer, Phase.BACKWARD)
         if self._open is None or self._returned:
             raise InputError(f"call gradients once for micro-step {micro_step}, layer {layer}, between weights and release.")
@@ -167,7 +167,7 @@ class Engine:
             self._departures.hold_gradients(micro_step, position)
 
     def settle(self, layer: int | None = None) -> None:
-        """Waits until the gradients of all finished rows are at home. See ``Departures.settle``. Call it on all ranks alike."""
+        """Waits until the gradients of all finished rows are at home, like `Departures.settle`. All ranks call it together."""
         self._running()
         with self._step():
             self._departures.settle(layer)
@@ -294,7 +294,7 @@ class Engine:
             raise InputError(f"this engine cannot be used any more: {self._ended}; make a new one.")
 
     def _fail(self, error: TransferError) -> NoReturn:
-        """Ends the step on this rank and reports the reason to the others."""
+        """Ends the step on this rank and reports the reason to the other ranks."""
         self._ended = f"a transfer failed ({error})"
         self.group.report(str(error))
         raise error

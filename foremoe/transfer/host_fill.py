@@ -169,7 +169,7 @@ class Filling(threading.Thread):
 
 
 def unpublished(key: Key, written: int | None, version: int, lack: str) -> TransferError:
-    """Returns the error for an expert that was last published with another version, or never, which `lack` states."""
+    """Returns the error for an expert that was never published, as `lack` says, or was last published with another version."""
     layer, expert = key
     if written is None:
         return TransferError(f"expert {expert} of layer {layer} {lack}; publish it before it is pulled.")

@@ -36,10 +36,11 @@ class HostStore:
     same arguments. No other agreement is needed.
 
     The store consists of equally large places, each for one expert. A place has three stamps in the shared memory: the version
-    whose writing has begun, the version whose writing is done, and a checksum of evenly sampled bytes. A reader reads the second
-    stamp before it copies and the others afterwards (`read`, then `check`). This detects concurrent writes, and unfinished or
-    other versions. It also detects bytes that anything else has overwritten, unless they lie between two sampled bytes. Each
-    version of an entry is written once. Readers may come before the writer. `version` tells them when an entry is complete.
+    whose writing has begun, the version whose writing is done, and a checksum of evenly sampled bytes. A reader reads the
+    second stamp before it copies and the other two stamps afterwards (`read`, then `check`). This detects concurrent
+    writes, and unfinished or other versions. It also detects bytes that anything else has overwritten, unless they lie
+    between two sampled bytes. Each version of an entry is written once. Readers may come before the writer. `version`
+    tells them when an entry is complete.
 
     The file must be open and writable. It gets its size here and may be closed afterwards. Page-locked memory is for DMA to GPUs
     of this process. Raises TransferError if there is not enough memory, or if it cannot be page-locked.

@@ -31,7 +31,7 @@ def this_process() -> Process:
 
 
 def fault_between(cuda: Any, group: Group) -> str:
-    """Returns why ranks in different processes of one host cannot open each other's GPU memory, or an empty string. Collective.
+    """Returns the reason why processes of one host cannot open each other's GPU memory, or an empty string. Collective.
 
     Every rank offers an allocation of its own and opens those of the others.
 

@@ -17,7 +17,7 @@ from foremoe.transfer.timeline import Event, Log, Wait
 
 @dataclass(slots=True, eq=False)
 class _Sent:
-    """Returns of one row that this rank sends or receives."""
+    """Gradient returns of one row that this rank sends or receives."""
 
     micro_step: int
     backend: int
@@ -30,17 +30,18 @@ class _Sent:
 class Returns:
     """Gradient returns of one rank.
 
-    A row's returns start after the last exchange of its backward. They are added to `main_grad` when `prefetch` more rows have
-    sent theirs, at the end, when a gradient buffer is needed again, or when more than `return_bytes` would be staged. These
-    points depend only on the plan, not on timing, so sums are the same in every run. An expert's gradients are added row by row,
-    and within a row in the order of replica ranks.
+    The gradient returns of a row start after the last exchange of its backward pass. They are added to `main_grad` when
+    `prefetch` more rows have sent their gradients, when a gradient buffer is needed again, when more than `return_bytes`
+    would be staged, or at the end. These points depend only on the plan, not on timing, so sums are the same in every
+    run. An expert's gradients are added row by row, and within a row in the order of replica ranks.
 
-    If main gradients are bf16, an expert's returns are summed in float32 and added once, by `add_up` or at the end. A main
-    gradient is then rounded only once more than without replicas, regardless of their number. The sums take four bytes per weight
-    of the experts that receive returns.
+    If main gradients are bf16, the gradients returned to an expert are summed in float32 and added once, by `add_up` or
+    at the end. A main gradient is then rounded only once more than without replicas, regardless of their number. The sums
+    take four bytes per weight of the experts that receive gradients.
 
-    If a home would stage more than the limit for a row, the row returns in rounds. Each round starts when the home has added the
-    previous one. Rounds are numbered over all ranks, and a rank waits only for earlier rounds, so there are no deadlocks.
+    If a home would stage more than the limit for a row, the gradients of the row are returned in rounds. Each round
+    starts when the home has added the previous one. Rounds are numbered over all ranks, and a rank waits only for earlier
+    rounds, so there are no deadlocks.
     """
 
     def __init__(self, carrier: Carrier, buffers: Buffers, rank: int, settings: EngineSettings) -> None:
@@ -54,7 +55,7 @@ class Returns:
         self.log = Log()
 
     def send(self, micro_step: int, returns: Sequence[Return], buffer_of: Mapping[tuple[int, int], int]) -> None:
-        """Starts a row's returns. `buffer_of` maps (layer, expert) to the buffer of its replica on this rank."""
+        """Starts the gradient returns of a row. `buffer_of` maps (layer, expert) to the buffer of its replica on this rank."""
         if not returns:
             return
         per_round = max(self._limit_bytes // self._gradient_bytes(returns[0], buffer_of), 1)
@@ -68,7 +69,7 @@ class Returns:
         return max(sum(grad.numel() * _wide(grad).itemsize for grad in of), 1)
 
     def _send_round(self, micro_step: int, returns: Sequence[Return], buffer_of: Mapping[tuple[int, int], int]) -> None:
-        """Starts one round of a row's returns, after adding earlier ones if the staged bytes would exceed the limit."""
+        """Starts one round of a row's gradient returns, after adding earlier ones if the staged bytes would exceed the limit."""
         if not returns:
             return
         arriving_bytes = sum(self._gradient_bytes(one, buffer_of) for one in returns if one.dst_rank == self._rank)
@@ -103,7 +104,7 @@ class Returns:
             self._settle_oldest()
 
     def settle(self, buffer: int | None = None) -> None:
-        """Adds returns in flight, either all of them or up to the row that still reads the gradient of `buffer`."""
+        """Adds gradient returns in flight, either all of them or up to the row that still reads the gradient of `buffer`."""
         while self._under_way and (buffer is None or any(buffer in sent.buffers for sent in self._under_way)):
             self._settle_oldest()
 
@@ -141,7 +142,7 @@ class Returns:
                     grad.fill_(float("nan"))
 
     def add_up(self, layer: int | None = None) -> None:
-        """Adds float32 sums to bf16 main gradients, for all layers or for one layer that will not receive more returns."""
+        """Adds float32 sums to bf16 main gradients, for all layers or for one layer that will not receive more gradients."""
         for key in [key for key in self._sums if layer in (None, key[0])]:
             for total, part in zip(self._buffers.main_grad(*key), self._sums.pop(key), strict=True):
                 total.add_(part)
@@ -166,5 +167,5 @@ class Returns:
 
 
 def _wide(grad: torch.Tensor) -> torch.dtype:
-    """Returns the dtype in which returns are sent and summed."""
+    """Returns the dtype in which gradients are sent and summed."""
     return torch.float32 if grad.dtype == torch.bfloat16 else grad.dtype

@@ -53,7 +53,7 @@ class EngineSettings:
 
     @classmethod
     def of(cls, given: Any = None, /, **options: Any) -> Self:
-        """Returns settings from settings, from a mapping such as a config node, or from None, overridden by `options`.
+        """Returns `given` as settings, overridden by `options`. It is settings, a mapping such as a config node, or None.
 
         Raises:
             InputError: A name does not exist, or a value is not valid.

@@ -13,7 +13,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Event(NamedTuple):
-    """Copy that reached this rank or failed to."""
+    """Copy that reached this rank or failed to reach it."""
 
     kind: str  # "weights" or "gradient"
     micro_step: int
@@ -151,7 +151,7 @@ class Timeline:
         return out
 
     def _track(self, out: TraceEvents, tid: int, title: str, spans: list[tuple[float, float, Event]], begin_s: float) -> int:
-        """Puts spans on as many tracks as overlap. Returns the number of the next free track."""
+        """Puts spans that overlap on different tracks. Returns the number of the next free track."""
         spans = sorted((max(start_s, 0.0), end_s, event) for start_s, end_s, event in spans)
         level_X = levels([(start_s, end_s) for start_s, end_s, _ in spans])
         count = max(level_X, default=0) + 1

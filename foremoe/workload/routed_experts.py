@@ -31,7 +31,7 @@ class ReadSummary:
         num_unknown_tokens: Number of tokens with at least one unknown layer: missing tokens, blank tokens, and tokens with a -1.
         num_missing_tokens: Number of tokens without an entry in a payload: tokens before a start offset, the last token of a
             sequence, and all tokens if a payload is None.
-        num_blank_tokens: Number of tokens whose experts are all 0, which is padding. Not recognised at top-1.
+        num_blank_tokens: Number of tokens whose experts are all 0, which is padding. Padding is not recognised at top-1.
         num_marked: Number of (token, layer) combinations with a -1 or None among their experts.
         num_repeated_pairs: Number of pairs that repeat an expert of their token and layer.
         num_padding_rows: Number of payload entries beyond the length of a sequence, which are cut off.
@@ -68,8 +68,8 @@ def from_routed_experts(
         lengths: Number of tokens of each sequence. A payload may lack the last token, and further entries are padding. Defaults
             to the number of entries.
         start: Token to which the first entry of each payload belongs. Defaults to 0.
-        mask: bool or 0 and 1 [sequences, tokens], only for payloads with four axes. Marks the tokens that are not padding, which
-            must be contiguous.
+        mask: Mask of the tokens that are not padding, [sequences, tokens], as bool or as 0 and 1. The tokens must be
+            contiguous. Only for payloads with four axes.
         dtype: Data type of raw bytes.
         source: Origin of the trace, as text.
 
@@ -127,7 +127,7 @@ def count_workload(
     Args:
         payloads: Payloads of the sequences, as in `from_routed_experts`.
         num_ranks: Number of source ranks.
-        micro_step_Q: Micro-step of each whole sequence. With -1, a sequence is left out and not decoded.
+        micro_step_Q: Micro-step of each whole sequence. A sequence with -1 is left out and not decoded.
         rank_Q: Source rank of each whole sequence.
         range_X5: Replaces the two above if sequences are split over ranks. Integers [X, 5]: sequence, first token, end token,
             micro-step, source rank. Ranges of a sequence must not overlap. Tokens outside all ranges are not counted.

@@ -16,7 +16,7 @@ _BLOCK = 2**20
 
 
 def skew(load_XG: Array) -> Array:
-    """Returns the largest over the mean load along the last axis. 1.0 is perfect, and is also returned if there is no load."""
+    """Returns the largest load divided by the mean along the last axis. 1.0 is perfect balance, or no load at all."""
     mean_X = load_XG.mean(axis=-1)
     return np.where(mean_X > 0, load_XG.max(axis=-1) / np.where(mean_X > 0, mean_X, 1.0), 1.0)
 
@@ -33,10 +33,10 @@ def skew_statistics(workload: Workload) -> dict[str, float]:
     Returns:
         Dict of figures. Skews are taken over rows that have any load.
 
-        * ``skew_mean`` and ``skew_p99``: Largest over mean rank load, with experts e*E/G to (e+1)*E/G at home on rank e. 1 is
-          perfect.
+        * ``skew_mean`` and ``skew_p99``: Largest rank load divided by the mean, with experts e*E/G to (e+1)*E/G at home on
+          rank e. 1 is perfect balance.
         * ``step_correlation``: Pearson correlation, over the experts of a layer, between the loads of one micro-step and the
-          next. It is NaN with a single micro-step. With 1, the previous micro-step predicts the next.
+          next. It is NaN with a single micro-step. If it is 1, the previous micro-step predicts the next.
         * ``log_spread``: Standard deviation, over the experts of a layer, of log(load of all micro-steps + 1/2).
         * ``source_distance``: Half the L1 distance between the expert shares of one source rank and of its micro-step, in [0, 1].
           It shrinks as ranks hold more tokens.
@@ -86,7 +86,7 @@ def _mean_of_numbers(array: Array) -> float:
 
 
 def _step_correlation(load_MLE: Array) -> Array:
-    """Returns [M - 1, L], the correlation of each micro-step's load with the one before. It is NaN if one of them is even."""
+    """Returns the correlation of each micro-step's load with the one before, [M - 1, L]. It is NaN if one of them is even."""
     centred_MLE = load_MLE - load_MLE.mean(axis=2, keepdims=True)
     norm_ML = np.sqrt((centred_MLE**2).sum(axis=2))
     product_ML = (centred_MLE[1:] * centred_MLE[:-1]).sum(axis=2)
@@ -95,7 +95,7 @@ def _step_correlation(load_MLE: Array) -> Array:
 
 
 def _source_distance(load_MLGE: Array) -> Array:
-    """Returns [M, L, G], half the L1 distance of each source's expert shares from those of all sources. NaN without pairs."""
+    """Returns half the L1 distance of each source's expert shares from those of all sources, [M, L, G]. NaN without pairs."""
     pairs_MLG = load_MLGE.sum(axis=3, dtype=np.int64)
     share_MLE = load_MLGE.sum(axis=2) / np.maximum(pairs_MLG.sum(axis=2), 1)[..., None]
     share_MLGE = load_MLGE / np.maximum(pairs_MLG, 1)[..., None]

@@ -142,7 +142,7 @@ class Attached:
 
     @property
     def active(self) -> bool:
-        """Returns whether there is anything to balance. False without MoE layers on this rank, or in an EP group of one rank."""
+        """Returns False if there is nothing to balance because this rank has no MoE layers or its EP group has one rank."""
         return bool(self._layers)
 
     @property

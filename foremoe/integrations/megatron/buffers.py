@@ -41,7 +41,7 @@ class MegatronBuffers:
         self._grads: list[Tensors] = []
 
     def prepare(self, stage: str) -> str:
-        """Returns why a stage cannot run with the experts in their present state, or an empty string if it can.
+        """Returns the reason why a stage cannot run with the experts in their present state, or an empty string if it can.
 
         Allocates the slots when weights are first present, which is in a stage if they are offloaded when attaching.
 

@@ -15,7 +15,7 @@ _LARGE = 30.0  # factor by which half of the pairs are larger, so that clamps ta
 
 
 def fault_of_experts(kind: ExpertKind, trains: bool) -> str:
-    """Returns why replicas of a layer's experts would be wrong, or an empty string.
+    """Returns the reason why replicas of a layer's experts would be wrong, or an empty string.
 
     Args:
         trains: Whether main gradients are required.
@@ -48,7 +48,7 @@ def are_offloaded(kinds: Sequence[ExpertKind]) -> bool:
 
 @torch.no_grad()
 def difference_of(kind: ExpertKind) -> str:
-    """Returns how replicas of the base slots' experts differ from the module on a random batch, or an empty string."""
+    """Returns the difference between replicas and the module on a random batch as a sentence, or an empty string."""
     experts, like = kind.plain(), kind.all_parameters()[0]
     num_base = experts.num_local_experts
     width = getattr(experts.config, "moe_latent_size", None) or experts.config.hidden_size

@@ -55,7 +55,7 @@ class ExpertKind(abc.ABC):
 
         Args:
             weights_R: Flat tensors of every slot that has pairs.
-            sums_R: Tensors to which backward adds weight gradients, for `fused` experts. With None, backward returns them.
+            sums_R: Tensors to which backward adds weight gradients, for `fused` experts. If None, backward returns them.
         """
         single, names = self.single(fused=sums_R is not None)
         outputs = []
@@ -88,7 +88,7 @@ class ExpertKind(abc.ABC):
 
 
 class SequentialExperts(ExpertKind):
-    """`SequentialMLP`: one MLP module per expert."""
+    """Experts of a `SequentialMLP`, which has one MLP module per expert."""
 
     def parameters(self, base_slot: int) -> list[torch.nn.Parameter]:
         return list(self.experts.local_experts[base_slot].parameters())
@@ -101,7 +101,7 @@ class SequentialExperts(ExpertKind):
 
 
 class GroupedExperts(ExpertKind):
-    """`GroupedMLP` (megatron-core up to 0.16): two parameters hold all experts as adjacent [in, out] matrices."""
+    """Experts of a `GroupedMLP` (megatron-core up to 0.16), whose two parameters hold them as adjacent [in, out] matrices."""
 
     def parameters(self, base_slot: int) -> list[torch.nn.Parameter]:
         return [self.experts.weight1, self.experts.weight2]
@@ -117,7 +117,7 @@ class GroupedExperts(ExpertKind):
 
 
 class TransformerEngineExperts(ExpertKind):
-    """`TEGroupedMLP`: parameters ``weight0``, ``bias0`` .. of two grouped linear modules, [out, in]. Not run on a GPU yet.
+    """Experts of a `TEGroupedMLP`, in parameters ``weight0``, ``bias0``, ... of grouped linears, [out, in]. Not run on GPUs.
 
     Base slots run Transformer Engine's kernels. Each replica runs the same module with one matrix. If weight gradients are
     fused, those of replicas are also summed in float32.
@@ -145,7 +145,7 @@ class TransformerEngineExperts(ExpertKind):
 
 
 def _like(module: torch.nn.Module, **changes: Any) -> Any:
-    """Returns a copy of a module that shares all attributes except `changes` and an instance's own forward (ours in a stage)."""
+    """Returns a copy of a module that shares all attributes except `changes` and a `forward` of the instance (foremoe's)."""
     like = copy.copy(module)
     like.__dict__.pop("forward", None)
     like.__dict__.update({"_parameters": dict(module._parameters)} | changes)

@@ -24,8 +24,9 @@ def configs_of(chunks: Sequence[Any]) -> list[Any]:
 def before_finalize(configs: Sequence[Any], end: Callable[[], InputError | None]) -> Callable[[], None]:
     """Calls `end` before Megatron reduces gradients. Returns a function that restores the configs.
 
-    Until then, the configs have no `grad_sync_func`. With it, later pipeline ranks would reduce all gradients after the last
-    backward, before `end`. Without it, they reduce gradients during the last backward, like the first pipeline rank.
+    Until then, the configs have no `grad_sync_func`. With it, later pipeline ranks would reduce all gradients after the
+    last backward pass, before `end`. Without it, they reduce gradients during the last backward pass, like the first
+    pipeline rank.
 
     Args:
         end: Function that returns the error that stops all ranks, the same on each, or None if they may continue.
@@ -41,7 +42,7 @@ def before_finalize(configs: Sequence[Any], end: Callable[[], InputError | None]
             if _reduces_in_backward(chunk):
                 chunk.finish_grad_sync()  # finishes reductions that backward started, on all ranks
         if getattr(config, "timers", None) is not None:
-            config.timers("forward-backward").stop()  # as Megatron would; otherwise the timer cannot start in the next step
+            config.timers("forward-backward").stop()  # as Megatron does, so that the timer can start in the next step
         raise error
 
     for config, finalize in zip(configs, own, strict=True):

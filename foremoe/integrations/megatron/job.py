@@ -17,10 +17,10 @@ T = TypeVar("T")
 class Job:
     """All ranks of Megatron's program: every pipeline rank of every data-parallel copy, including ranks without MoE layers.
 
-    If a single EP group dropped a step, the others would update only part of a model, or use sums without its part. Megatron's
-    groups cover all processes, so the job is the default process group. Nothing is gathered if the job is one EP group, whose
-    ranks already agree, or if EP groups have one rank, so that nothing is balanced. Creating a `Job` is collective over all
-    processes.
+    If a single EP group dropped a step, the others would update only part of a model, or use sums that lack the part of
+    this group. Megatron's groups cover all processes, so the job is the default process group. Nothing is gathered if the
+    job is one EP group, whose ranks already agree, or if EP groups have one rank, so that nothing is balanced. Creating a
+    `Job` is collective over all processes.
 
     Args:
         ep_group: EP group of this rank.

@@ -59,7 +59,7 @@ class KnownRouting:
     def row(
         self, micro_step: int, layer: int, routing_TE: torch.Tensor, complete: bool, home_slot_E: torch.Tensor
     ) -> KnownRow | SlottedRow | None:
-        """Returns the route of a layer, or None, on all ranks, if the layer must exchange counts.
+        """Returns the route of a layer. Returns None on all ranks if the layer must exchange counts.
 
         Args:
             home_slot_E: Home slots of the layer, int64, on the device.
@@ -154,7 +154,7 @@ class Trust:
         self._holds: dict[bool, bool] = {}  # update (True) or recompute -> whether its known routing was correct
 
     def begin(self, planned: Planned, replay: bool) -> KnownRouting | None:
-        """Returns the known routing of a stage, or None, on all ranks, if it is not used. Collective.
+        """Returns the known routing of a stage. Returns None on all ranks if it is not used. Collective.
 
         Args:
             replay: Whether routers follow the routing.

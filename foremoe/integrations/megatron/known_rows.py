@@ -156,7 +156,7 @@ class KnownDispatcher(OverSlots, MoEAlltoAllTokenDispatcher):  # type: ignore[mi
         return Join.apply(*hidden_states, *parts)
 
     def _parts(self) -> tuple[torch.Tensor, ...] | None:
-        """Returns the positions at which pairs of base slots and of redundant slots arrive, or None without the latter."""
+        """Returns the positions of pairs of base and of redundant slots on arrival, or None if no redundant slot has pairs."""
         route = self._row.route
         num = sum(route.num_S[: self._num_base])
         return None if num == len(route.by_slot_Y) else route.by_slot_Y.tensor_split([num])

@@ -33,7 +33,7 @@ class SlotLayer:
 
     * The dispatcher dispatches to slots.
     * `preprocess` maps experts to slots.
-    * The forward of the experts runs Megatron's own on the base slots and `Replicas` on the others.
+    * `forward` of the experts runs Megatron's own code on the base slots and `Replicas` on the redundant slots.
 
     Everything else, including the parameters, is Megatron's.
 
@@ -150,7 +150,7 @@ def slots_around(
     """Returns buffers and layers for the MoE layers of this rank. Not collective over the EP group.
 
     Raises:
-        InputError: Replicas of these experts would not compute the same as Megatron.
+        InputError: Replicas of these experts would not compute the same results as Megatron.
     """
     kinds = [kind_of(place.moe.experts) for place in places]
     sync = ParamSync(chunks)

@@ -163,7 +163,7 @@ def model_of(config: Any, weight_bytes: float) -> Model:
 
 
 def cluster_of(group: Group, settings: AttachSettings, config: Any) -> Cluster:
-    """Returns the EP group's cluster: as given, or the figures of 8xh100 with the ranks' real hosts as nodes. Collective.
+    """Returns the EP group's cluster: the given one, or one like 8xh100 with the ranks' real hosts as nodes. Collective.
 
     Its dispatch follows the model's dispatcher, and it has host stores only if one of the backends has them.
     """

@@ -108,7 +108,7 @@ class Planning:
             agree_on_split(self.group, planned.plan, planned.split_MLP, planned.plan.home_LE, self.device)
 
     def fault_of(self, plan: Plan, stage: str, overlaps_reduction: bool) -> str:
-        """Returns why this rank cannot run a plan, or an empty string if it can.
+        """Returns the reason why this rank cannot run a plan, or an empty string if it can.
 
         Args:
             plan: Plan to run.

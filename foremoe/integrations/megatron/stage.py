@@ -77,7 +77,7 @@ class MegatronStage(PlannedStage):
         return super().counts()
 
     def served_skew(self) -> Array | None:
-        """Returns the skew as served, float64 [M, L], or None with replay, as the plan has it. 1 for rows that did not run."""
+        """Returns the skew as served, float64 [M, L], with 1 for rows that did not run, or None if routers follow the plan."""
         if self.replay:
             return None
         skew_ML = np.ones(self._has_replicas_ML.shape)

@@ -21,7 +21,7 @@ TRIED = (1, 2)  # redundant slots per rank
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Watched:
-    """Stage on one rank that ran at home.
+    """Stage of one rank in which all experts were computed at home.
 
     Attributes:
         planned: Plans with one and with two redundant slots per rank, which did not run.
@@ -37,7 +37,7 @@ class Watched:
         return self.planned[0].plan
 
     def metrics(self) -> dict[str, float]:
-        """Returns means over rows and totals: skew at home and with replicas, and load of the hottest expert over the mean."""
+        """Returns means over rows and totals: skews, and the load of the hottest expert divided by the mean."""
         load_MLE = self.plan.load_MLE
         home_MLG = load_MLE.reshape(*load_MLE.shape[:2], self.plan.G, -1).sum(axis=3)
         out = {"skew_before": mean_skew(home_MLG), "hottest": mean_skew(load_MLE), "unknown": self.unknown}

@@ -61,7 +61,7 @@ class Reader:
 
     @property
     def moe_layer_L(self) -> Array:
-        """int32 [L], the model's numbers of the layers to read."""
+        """The model's numbers of the layers to read, int32 [L]."""
         if self._moe is None:
             raise InputError("the payloads do not show the layers; give model or moe_layer_L.")
         return self._moe
@@ -200,7 +200,7 @@ def _without_rows(item: Routed, start: int, pieces: list[tuple[int, Array, Array
 
 
 def _num_rows(length: int | None, start: int | None) -> tuple[int, ...]:
-    """Returns the possible numbers of rows from token `start` on: all, or all but the last. Empty if they are not known."""
+    """Returns the possible numbers of rows from token `start` on, which are all or all but the last. Empty if not known."""
     return () if length is None or start is None else tuple(n for n in (length - start, length - start - 1) if n >= 0)
 
 

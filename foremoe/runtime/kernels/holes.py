@@ -8,9 +8,9 @@ from foremoe.base.arrays import Array
 from foremoe.base.compiled import kernel
 from foremoe.plan.split import link_slots
 
-# Letters: N rows, G ranks, E experts, S slots of a rank, P = G*S physical slots, T tokens and K top-k of this source, I tokens
-# that are not known (holes), Z = (T - I)*K + I*E pairs that this source sends, Y pairs that this rank serves, X those of them
-# that no plan knew.
+# Letters: N rows, G ranks, E experts, S slots of a rank, P = G*S physical slots, T tokens and K top-k of this source, I
+# tokens that are not known (holes), Z = (T - I)*K + I*E pairs that this source sends, Y pairs that this rank serves, X
+# those of them that are not planned.
 
 
 class HoledRows(NamedTuple):
@@ -130,7 +130,7 @@ def _place_pairs(n, rows, expert_TK, token_Z, prob_Z, by_token_TK, rest_Z, hole_
 
 @kernel
 def _order_arrivals(planned_GS, received_GS, by_slot_Y, by_arrival_Y, extra_X):
-    """Orders pairs from arrival (by source, then slot, planned ones first) to expert compute (by slot, then source)."""
+    """Maps the order of arrival (by source, then slot, planned pairs first) to that of expert compute (by slot, then source)."""
     G, S = received_GS.shape
     arrival_GS, y = np.empty((G, S), np.int64), 0
     for g in range(G):

@@ -63,7 +63,7 @@ def _place_pairs(n, rows, expert_Z, by_slot_Z, by_token_Z):
 
 @kernel
 def _order_arrivals(received_GS, by_slot_Y, by_arrival_Y):
-    """Orders pairs from arrival (by source, then slot) to expert compute (by slot, then source)."""
+    """Maps the order of arrival (by source, then slot) to that of expert compute (by slot, then source)."""
     G, S = received_GS.shape
     arrival_GS, y = np.empty((G, S), np.int64), 0
     for g in range(G):
