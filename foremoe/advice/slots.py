@@ -67,7 +67,7 @@ def choose_slots(
     Plans and simulates a sample of 6 micro-steps and 12 layers with each number, without moving homes. A larger number is chosen
     if each further slot shortens the simulated stage by `LEAST_GAIN` and the buffers fit into a rank's memory. The search ends
     at a number that is not chosen. With several nodes, a few slots may gain nothing although more slots gain much. The search
-    then also tries the next number, and all numbers up to that of a rank's experts at home.
+    then also tries the next number, and every number up to B, the number of experts at home on a rank.
 
     Args:
         problem: Problem to choose slots for. Its own number of slots is ignored.

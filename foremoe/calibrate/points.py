@@ -20,8 +20,8 @@ class Point:
             * "copy": expert weights to another rank of the node
             * "copy from host": expert weights from the host store
             * "beside copy": seconds that concurrent copies add to compute
-        seconds: Time of the slowest rank, as the median over repeats. With "beside copy", it is negative if noise exceeds the
-            loss.
+        seconds: Time of the slowest rank, as the median over repeats. The seconds of "beside copy" are negative if noise exceeds
+            the slowdown.
         spread: (third - first quartile) / median over the repeats. With "beside copy", it is relative to the copies alone.
         backward: True if the backward pass of the compute was timed, False if the forward pass was.
         pairs: Number of (token, expert) pairs on the busiest rank.

@@ -60,7 +60,7 @@ class Parallel:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Reason why foremoe cannot run, in Megatron's terms, and the options to set instead."""
+    """Explanation, in Megatron's terms, of why foremoe cannot run with the present options, and which options to set instead."""
 
     reason: str
     options: Mapping[str, Any]

@@ -52,8 +52,8 @@ def compare(
         One dict per planner with ``solver``, the `FIGURES` (None if nothing was planned, see `Planner.refusal`), ``n_solved``
         (the number of planned rows), and an optional ``note``. ``*_per_layer`` is the mean per row (micro-step, layer). ``moves``
         counts new replicas or, for planners that move homes, slots with a new expert since the micro-step before. ``max_fanout``
-        is the most copies that leave one rank for one row. Planning time is the CPU time of the solvers alone. For planners
-        that re-place experts, ``transfer_s`` has their weight transfer, which is not in ``predicted_stage_s``.
+        is the most copies that leave one rank for one row. Planning time is the CPU time of the solvers alone. For planners that
+        re-place experts, ``transfer_s`` is the time to transfer their weights, which ``predicted_stage_s`` does not include.
 
     Raises:
         InputError: A planner has a pack level that did not pack the problem.

@@ -42,7 +42,7 @@ def problem_rates(problem: Problem) -> Rates:
 
 @once
 def row_times(problem: Problem) -> RowTimes:
-    """Returns the time of every row that copies can overlap with. Cached on the problem."""
+    """Returns, for each row, the time during which copies can overlap with computation. Cached on the problem."""
     window_N = np.repeat(window_seconds(problem).max(axis=1), problem.L)
     mean_N = problem.load_NE.sum(axis=1, dtype=np.float64) / problem.G
     # With several buffers, copies also overlap with the balanced experts of the layer before. They do not overlap with earlier
@@ -52,7 +52,8 @@ def row_times(problem: Problem) -> RowTimes:
 
 
 def window_seconds(problem: Problem) -> Array:
-    """Returns the seconds of one forward pass before a layer's experts (attention and layer overhead), float64 [M, G]."""
+    """Returns the time in seconds that a forward pass spends before the experts of a layer, on attention and layer overhead,
+    float64 [M, G]."""
     cluster = problem.cluster
     if problem.tokens_MG is None:
         return np.full((problem.M, problem.G), cluster.layer_overhead_s)

@@ -31,7 +31,8 @@ MOST_KEPT = 4096  # maximum number of entries that a bank caches
 class ExpertMath(Protocol):
     """Computation of an expert, an MLP with a hand-written backward pass.
 
-    Weights and gradients are passed as tensors with the shapes of `shapes`, in that order. Implementations must not keep them,
+    Weights and gradients are passed as sequences of tensors. `shapes` gives their shapes and order. Implementations must not keep
+    them,
     because their memory may hold another expert after the call.
     """
 

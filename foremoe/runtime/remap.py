@@ -72,7 +72,8 @@ def remap_planned(topk_TK: torch.Tensor, planned: Intervals) -> tuple[torch.Tens
 
 
 def narrow(numbers: torch.Tensor, most: int) -> torch.Tensor:
-    """Returns numbers below `most` in a narrow dtype for sorting, because a GPU makes one pass for every byte of the keys."""
+    """Casts numbers that are all below `most` to a narrow dtype before sorting, because a GPU sort makes one pass for every byte
+    of the keys."""
     return numbers.to(torch.int16 if most < 2**15 else torch.int32)
 
 

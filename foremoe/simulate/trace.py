@@ -34,8 +34,8 @@ class _Arrival(NamedTuple):
 def trace(runs: Mapping[str, tuple[Plan, Simulation]]) -> TraceEvents:
     """Combines simulated stages into one timeline for Perfetto.
 
-    Each entry of `runs` becomes a group with a track per rank. Below it are tracks of the weights and gradients that the rank
-    receives.
+    Each entry of `runs` becomes a group with a track per rank. Below the track of a rank are tracks of the weights and gradients
+    that the rank receives.
 
     Args:
         runs: Plan and simulation by name, such as ``{"static": (plan, simulation), "planned": ...}``.

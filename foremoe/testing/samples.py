@@ -20,7 +20,7 @@ from foremoe.solvers.split.exact import ExactSplit
 
 
 def random_placement(problem: Problem, rng: np.random.Generator, *, density: float = 0.7, evenness: float = 0.5) -> Placement:
-    """Draws a valid placement: random replicas with random quotas, homes in place.
+    """Draws a valid placement with random replicas and random quotas. All experts stay at home.
 
     Args:
         density: Probability that a redundant slot is filled.

@@ -51,7 +51,7 @@ class PinnedHost(TransferBackend):
 
     Args:
         node_of_rank_G: Node of every rank of the group. Ranks of one node must be able to open the same files. By default, ranks
-            with the same host name are one node.
+            with the same host name form a node.
     """
 
     links: ClassVar[frozenset[Link]] = frozenset({Link.HOST})

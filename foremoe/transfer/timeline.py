@@ -1,4 +1,4 @@
-"""`Timeline`: copies of an engine in one stage, as seen from one rank."""
+"""`Timeline`: the times at which an engine's copies ran in one stage, as seen from one rank."""
 
 import logging
 import time

@@ -16,7 +16,7 @@ from foremoe.workload.workload import Workload
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RoutedTokens(ArrayValue):
-    """Tokens of one EP group with their experts. Counts by source rank do not contain this detail.
+    """Tokens of one EP group with their experts. Counts by source rank do not say which experts a token uses.
 
     Attributes:
         topk_TLK: Logical experts of each token, as integers.

@@ -32,7 +32,8 @@ class Deadline(PathSolver):
 
     Attributes:
         relay: Maximum number of ranks in a chain that pass a copy on within a use. With 0 or False, weights come only from home
-            or host. True means 1. A rank that receives the expert from another rank for the same use passes it on after arrival.
+            or host. True means 1. If a rank receives the expert from another rank for the same use, it forwards the expert after
+            it has arrived.
             A rank that still holds it from an earlier use can send it at once. A copy from a host store is not passed on, because
             engines relay only between copies of one two-sided backend. A relay is chosen if the copy then ends earlier than from
             home and host. Among equal relays, one inside the node is preferred, and then the lowest rank.

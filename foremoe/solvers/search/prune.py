@@ -62,8 +62,8 @@ def _without(rank, slot, home_E, target, placed, before):
 def prune_row(target, load_E, num_base, placed):
     """Drops in place the replicas that a maximum load of `target` does not need, those with the smallest quota first.
 
-    A replica is dropped if the exact split reaches `target` without it. It is tried only if the slack of all ranks covers what
-    its rank would lack without it. Pruning ends after `FAILURES` failed tries.
+    A replica is dropped if the exact split reaches `target` without it. A replica is tried only if the slack of all ranks
+    together covers the pairs that its rank could no longer serve. Pruning ends after `FAILURES` failed tries.
     """
     expert_GS, quota_GS, load_G = placed
     G, S = quota_GS.shape
