@@ -3,8 +3,7 @@
     python -m bench.verl_planning [CASE ...] [--out bench/results/verl_planning_HARDWARE_DATE.md]
 
 The rank runs `plan_together` and the checks before a stage as it would in a group. The answers of the other ranks are made
-beforehand. Messages are encoded as usual, and a network model gives the time to send and receive them. Counts are synthetic.
-Prints markdown.
+beforehand. Messages are encoded as usual, and a network model gives their times. Counts are synthetic. Prints markdown.
 """
 
 from __future__ import annotations
