@@ -1,4 +1,4 @@
-"""A strict parser for JSON from files, and its validation against a JSON schema."""
+"""A strict parser for JSON from files, and a validator of JSON values against a schema."""
 
 import json
 import math
@@ -16,7 +16,7 @@ _KINDS: dict[str, Any] = {
 
 
 def parse_json(text: str | bytes, limit: int = MAX_JSON_BYTES) -> Any:
-    """Returns the value of a JSON text of at most `limit` bytes.
+    """Parses a JSON text of at most `limit` bytes and returns its value.
 
     Raises:
         ValueError: The text is too long, is not valid JSON, or contains NaN or infinities.

@@ -62,7 +62,7 @@ class Case:
 
     @property
     def num_experts(self) -> int:
-        """Number of experts in the measured layers: that of the model, or as many as memory allows, but at least top-k."""
+        """Number of experts in the measured layers: as many of the model's experts as fit into memory, but at least top-k."""
         per_rank = self.model.num_experts // self.num_ranks
         room = max(1, int(_MOST_BYTES // (self.model.expert_bytes + self.model.gradient_bytes)))
         least = -(-self.model.num_topk // self.num_ranks)

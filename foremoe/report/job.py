@@ -88,7 +88,7 @@ def _progress_of(progress: Callable[[str, int, int], None], group: int, rank: in
 
 
 def slowest_part(parts: Sequence[JobPart]) -> int:
-    """Returns the index of the slowest part, which has the least bubble in the EP group with the longest stage."""
+    """Returns the index of the slowest part: the one with the smallest bubble in the EP group with the longest stage."""
     longest = max(range(len(parts)), key=lambda i: parts[i].runs.gains()["planned_s"])
     group = [i for i, part in enumerate(parts) if part.group == parts[longest].group]
     return min(group, key=lambda i: parts[i].runs.planned.parts.bubble_s)
