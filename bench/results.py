@@ -2,10 +2,10 @@
 
     python -m bench.results [NAME ...] [--list]
 
-Makes the tables that are named or, by default, those that are older than their code, shortest first. A new file replaces that of
-the last run. A table is current if its code equals the code at the commit that its file names, apart from comments, docstrings
-and messages. An interrupted run can therefore be continued. Pages that show a table are not changed. The command names each such
-page when it replaces the file.
+The command makes the tables that are named or, by default, those that are older than their code, shortest first. A new file
+replaces that of the last run. A table is current if its code equals the code at the commit that its file names, apart from
+comments, docstrings and messages. An interrupted run can therefore be continued. Pages that show a table are not changed. The
+command names each such page when it replaces the file.
 """
 
 from __future__ import annotations

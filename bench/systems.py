@@ -1,4 +1,4 @@
-"""The published systems as `foremoe.simulate.System`s, which state what each plans, when it knows the load, and what is exposed.
+"""The published systems as `foremoe.simulate.System`s, with the policy, the foresight and the exposed work of each system.
 
 They are re-implementations with foremoe's own solvers and one simulator. Systems differ only in their policies, their slots, and
 the time at which they know the load. If a source does not say which work overlaps with compute, the system has two rows.

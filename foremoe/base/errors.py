@@ -83,7 +83,7 @@ def reason(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def naming(where: str, names: Mapping[str, str] | None = None) -> Iterator[None]:
-    """Adds `where` before the message of an `InputError` in the block, and replaces the keys of `names` by their values in it."""
+    """Adds `where` before the message of an `InputError` in the block, and replaces field names in it according to `names`."""
     try:
         yield
     except InputError as error:

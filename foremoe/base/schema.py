@@ -30,7 +30,7 @@ def parse_json(text: str | bytes, limit: int = MAX_JSON_BYTES) -> Any:
 
 
 def faults(value: Any, schema: dict[str, Any], at: str = "header") -> Iterator[str]:
-    """Yields every violation of a JSON schema by `value`, with its location. Supports the keywords that foremoe's schemas use."""
+    """Yields every violation of a JSON schema by `value`, with its location. Supports the keywords in foremoe's schemas."""
     names = schema.get("type", [])
     names = [names] if isinstance(names, str) else names
     fits = [isinstance(value, _KINDS[name]) and (name == "boolean" or not isinstance(value, bool)) for name in names]

@@ -44,7 +44,7 @@ def write_tensors(
 
 
 def read_tensors(path: str | os.PathLike[str], kind: str, version: int) -> tuple[dict[str, Any], dict[str, Array]]:
-    """Reads the header and arrays that `write_tensors` wrote. Refuses other kinds, newer formats and damaged files."""
+    """Reads header and arrays that `write_tensors` wrote. Refuses files of another kind or a newer format, and damaged files."""
     source = Path(path)
     with open_stored(source, f"a {kind} file") as stored:
         header = json_header(stored.header)

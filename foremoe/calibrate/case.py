@@ -37,7 +37,7 @@ class Case:
         seed: Seed of weights and routing.
 
     Raises:
-        InputError: A number is out of range, or the ranks do not divide the experts.
+        InputError: A number is out of range, or the number of ranks does not divide the number of experts.
     """
 
     model: Model

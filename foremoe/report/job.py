@@ -28,8 +28,8 @@ class JobPart(NamedTuple):
     Attributes:
         group: Index of the EP group.
         pipeline_rank: Index of the rank in the pipeline.
-        problem: Load of the group in the layers of this pipeline rank.
-        plan: Plan of that problem.
+        problem: Problem with the load of the EP group in the layers of this pipeline rank.
+        plan: Plan for this problem.
         summary: Statistics of planning.
         runs: Simulated stage, which includes waits for other pipeline ranks.
     """

@@ -50,7 +50,7 @@ def write_report(
         planner_report: Summary that `Planner.plan` returned with the plan.
         runs: Simulated stage, as returned by `run_stage` for the plan, or None.
         timelines: Measured timelines, one `Timeline` per rank, or None.
-        strategies: Rows of `foremoe.compare`.
+        strategies: Rows of the table of strategies, as returned by `foremoe.compare`.
         advice: Result of `foremoe.advise` for the original problem.
         source: Short description of the origin of the load.
         date: Date to show on the page. By default, the page shows no date.
@@ -83,7 +83,7 @@ def write_job_report(
     Args:
         path: The HTML file to write.
         parts: Parts of the job, as returned by `plan_job`.
-        strategies: Rows of `simulate_systems` for the same EP groups.
+        strategies: Rows of the table of strategies, as returned by `simulate_systems` for the same EP groups.
         source: Origin of the load, as in `write_report`.
         date: Date to show, as in `write_report`.
         command: Command to show, as in `write_report`.

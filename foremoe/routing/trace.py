@@ -31,7 +31,7 @@ class RoutingTrace(ArrayValue):
     Attributes:
         topk_TLK: Logical experts of each token, distinct within a token and layer, as uint8 (num_experts <= 256) or int16.
         num_experts: Number of logical experts in a layer.
-        seq_len_Q: Number of tokens in each sequence, int64. Each is at least 1, and they sum to T.
+        seq_len_Q: Number of tokens in each sequence, int64. Each number is at least 1, and the numbers sum to T.
         known_T: Whether the routing of each token was recorded, bool. Ids of tokens without recorded routing are ignored. None
             means that the routing of all tokens was recorded.
         moe_layer_L: The model's own layer numbers, int32. Defaults to those of the preset `model` if it has L layers, else to 0
@@ -101,7 +101,10 @@ class RoutingTrace(ArrayValue):
         return np.concatenate([[0], np.cumsum(self.seq_len_Q)])
 
     def num_repeats(self) -> int:
-        """Returns the number of known tokens with the same experts in all layers as the previous token. Real routing has few."""
+        """Returns the number of known tokens with the same experts in all layers as the previous token.
+
+        Real routing has few such tokens.
+        """
         found = 0
         for low in range(1, self.T, _BLOCK):
             now_TLK, before_TLK = self.topk_TLK[low : low + _BLOCK], self.topk_TLK[low - 1 : low - 1 + _BLOCK]

@@ -43,9 +43,9 @@ class Regime:
             same rank.
         layer_std: Spread between layers. Each layer has a random factor on sigma, group_std and domain_std, and this is the
             standard deviation of its logarithm.
-        bend: Asymmetry of popularity. 0 gives lognormal popularity. Otherwise a standard normal z becomes
-            (z - bend*(z^2 - 1)) / sqrt(1 + 2*bend^2), which has the same spread, but with fewer highly popular and more
-            neglected experts, as after balanced training.
+        bend: Asymmetry of popularity. With 0, popularity is lognormal. With other values, a standard normal z becomes (z -
+            bend*(z^2 - 1)) / sqrt(1 + 2*bend^2). The spread remains the same, but there are fewer highly popular experts and more
+            neglected ones, as after balanced training.
         burst_chance: Probability of a burst, in which a random expert is more popular. It applies to each layer and micro-step
             (counts), or to each layer and run of a domain (tokens).
         burst_factor: Factor by which the expert is more popular in a burst.

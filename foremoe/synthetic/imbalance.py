@@ -4,9 +4,9 @@ The workloads are generated as counts. Pull request 7488 of Megatron-LM proposes
 has a quarter of the experts, and three of four tokens draw from it. Half of the experts may be idle. A hot spot moves every three
 steps. Bursts concern half of the tokens in every fourth step.
 
-The following choices are our own. Steps are micro-steps. The hot set of W1 is drawn at random for each layer. The hot set of W3
-is every fourth expert. W1 to W3 therefore differ only in the location of the hot set. The source ranks of W4 have 1.5 to 0.5
-times the mean number of tokens.
+The following choices are our own. A step is a micro-step here. The hot set of W1 is drawn at random for each layer. The hot set
+of W3 is every fourth expert. W1 to W3 therefore differ only in the location of the hot set. The source ranks of W4 have 1.5 to
+0.5 times the mean number of tokens.
 """
 
 import numpy as np
@@ -49,7 +49,7 @@ def imbalance_workload(
               experts.
             * ``"idle-rank"`` (W5): no token draws from the first half of the experts.
             * ``"rotating-hot-spot"`` (W6): like W2, but the next quarter of the experts becomes hot every three micro-steps.
-            * ``"burst"`` (W7): tokens draw from all experts, but in every fourth micro-step, half of them draw as in W2.
+            * ``"burst"`` (W7): tokens draw from all experts, but in every fourth micro-step, half of the tokens draw as in W2.
         num_ranks: Number of source ranks.
         tokens_per_rank: Number of tokens of a source rank in a micro-step. In W4, it is the mean over source ranks.
         micro_steps: Number of micro-steps.

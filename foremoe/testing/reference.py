@@ -1,7 +1,7 @@
 """Reference executor, which runs any plan and schedule on toy experts. It is simple and slow, and has buffers for each rank.
 
-An expert is two small matrices and a tanh in float64. Layers are independent. Every (token, expert) pair has its own input and
-output gradient, so that an error affects only the row in which it occurs.
+An expert is two small matrices and a tanh in float64. Layers do not depend on each other. Every (token, expert) pair has its own
+input and output gradient, so that an error affects only the row in which it occurs.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def run_reference(plan: Plan, workload: Workload | Array, *, seed: int = 0, land
     holds: dict[tuple[int, int], tuple[int, int]] = {}  # (rank, buffer) -> (layer, expert) that landed there last
 
     def home_weights(rank: int, layer: int, expert: int) -> Array:
-        """Returns the weights that `rank` has at home, or NaN for an expert that is not. Rank -1 is the host store."""
+        """Returns the weights of an expert, or NaN if the expert is not at home on `rank`. Rank -1 is the host store."""
         return weight_LE[layer, expert] if rank in (-1, plan.home_LE[layer, expert] // B) else weight_LE[0, 0] * np.nan
 
     def land_copy(c: int, last: bool) -> bool:

@@ -60,7 +60,7 @@ def with_quotas(problem: Problem, placement: Placement, keeps_homes: bool = True
 
 
 def many_row_problem(num_rows: int) -> Problem:
-    """Returns a seeded problem of at least `num_rows` rows on four ranks. It serves to run several blocks of rows per thread."""
+    """Returns a seeded problem of at least `num_rows` rows on four ranks. Use it to run several blocks of rows per thread."""
     rng, L, G, E = np.random.default_rng(0), 4, 4, 8
     M = -(-num_rows // L)
     popular_MLE = 60.0 * rng.random((M, L, E)) ** 4

@@ -31,7 +31,7 @@ NUM_CYCLES = 12
 
 
 def on_a_copy(group: Group, fn: Callable[..., Any], backend: TransferBackend | str, *args: Any) -> Any:
-    """Calls a drill with a copy of the backend for this rank."""
+    """Calls a drill with this rank's own copy of the backend object."""
     return fn(group, resolve_backend(copy.deepcopy(backend)), *args)
 
 

@@ -115,7 +115,7 @@ class TransferTests:
 
     @property
     def few_ranks(self) -> int:
-        """Smallest number of ranks with copies between them."""
+        """Smallest of the numbers in `ranks` that is above 1, so that there are copies between ranks."""
         return min(num for num in self.ranks if num > 1)
 
     @property

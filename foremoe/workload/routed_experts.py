@@ -123,8 +123,8 @@ def count_workload(
     """Counts the routing that rollout engines return, one payload at a time, without building a trace.
 
     A (token, layer) with an unknown expert is counted in `unknown_ML` and adds no pairs to the load. An expert that is listed
-    twice counts as one pair. If only whole tokens are unknown and none lists an expert twice, the counts equal those of
-    ``Workload.from_trace`` on the trace of `from_routed_experts`.
+    twice counts as one pair. If unknown tokens are unknown in all layers and no token lists an expert twice, the counts equal
+    those of ``Workload.from_trace`` on the trace of `from_routed_experts`.
 
     Args:
         payloads: Payloads of the sequences, as in `from_routed_experts`.
@@ -136,8 +136,8 @@ def count_workload(
             overlap. Tokens outside all ranges are not counted.
         num_micro_steps: Number of micro-steps. Defaults to the largest micro-step plus one.
         stage: Stage of the workload, ``"recompute"`` or ``"update"``.
-        options: Arguments of `from_routed_experts`: `model`, num_experts, num_topk, num_layers, moe_layer_L, lengths, start,
-            mask, dtype.
+        options: Arguments of `from_routed_experts`, namely `model`, `num_experts`, `num_topk`, `num_layers`, `moe_layer_L`,
+            `lengths`, `start`, `mask` and `dtype`.
 
     Raises:
         InputError: For the reasons given in `from_routed_experts`, or because a micro-step or rank does not exist.

@@ -37,7 +37,7 @@ class Expected(NamedTuple):
 
 
 def decode(payload: Any, expected: Expected) -> Array:
-    """Returns the payload as integers [T, L, K], without copying if it has a buffer.
+    """Returns the payload as an array of integers [T, L, K]. A payload with a buffer is not copied.
 
     Accepts arrays and tensors of shape [T, L, K], or flat ones if the shape is known. Also accepts nested lists [T][L][K] with
     None for unknown experts, raw bytes, the bytes of an .npy file, and base64 text of such bytes.
@@ -155,7 +155,7 @@ def _raw_layout(num_bytes: int, expected: Expected) -> tuple[np.dtype[Any], tupl
 
 
 def checked_shape(value: Any) -> tuple[int, int, int]:
-    """Returns `value` as (rows, layers, top-k)."""
+    """Returns the shape that an engine sent with a payload, as (rows, layers, top-k)."""
     shape = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str | bytes) else ()
     if len(shape) != 3 or any(isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 0 for n in shape):
         raise InputError(f"shape must be [rows, layers, top-k]; got {str(value)[:60]}.")
