@@ -3,7 +3,7 @@
     python -m bench.ablation [--out bench/results/ablation_HARDWARE_DATE.md]
     python -m bench.ablation --parts [--out bench/results/ablation-parts_HARDWARE_DATE.md]
 
-The load is synthetic routing of tokens from four domains in runs (mixed tasks). The benchmark plans the update stage of a step
+The load is synthetic routing of tokens from mixed tasks, in runs of four domains. The benchmark plans the update stage of a step
 with several mini-batches on 64 ranks, in nodes of 8 and in one of 72. Stages are simulated with both kinds of dispatch and with
 the constants of the cluster preset (uncalibrated). Expert homes move once in the step. The time to move them is exposed and is
 added to the stage. Planning time is the CPU time of one thread and includes the pack and home levels.

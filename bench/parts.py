@@ -4,8 +4,8 @@
 
 The stages are the first ones of `bench.closed_form`, on several ranks, with both kinds of dispatch. The table has one line for
 each of `foremoe.solvers.search.parts.PARTS`. A figure is the simulated time of a stage without the part divided by the time with
-all parts. A figure above 1 means that the part makes stages shorter. The default effort is a number of moves that depends on the
-price of a row at home, so that it is the same in all lines.
+all parts. A figure above 1 means that the part makes stages shorter. The price of a row at home determines the number of moves in
+the default effort, so that the effort is the same in all lines.
 """
 
 from __future__ import annotations

@@ -3,12 +3,12 @@
     python -m bench.reached [--data ../shared/data] [--out bench/results/reached_HARDWARE_DATE.md]
 
 A chunk of 1024 tokens represents the tokens that one rank sends. Experts are in 2 to 32 places of equal size, in order. The first
-table shows the ratio of estimated to counted messages for a chunk and layer. The estimates are those of `reached` and of drawing
-experts with repetition.
+table shows the ratio of estimated to counted messages for a chunk and layer. One estimate is that of `reached`. The other assumes
+that experts are drawn with repetition.
 
-Further tables show whole stages, with experts at home and with a plan. They compare the simulated time with the estimate to the
-simulated time with every token counted. The last stages have eight nodes, where plans let groups of nodes serve their own tokens.
-Their table shows how much these groups shorten a stage, both with the estimate and with counted tokens.
+Further tables show whole stages, with experts at home and with a plan. They show the ratio of two simulated times. One time uses
+the estimate, and the other counts every token. The last stages have eight nodes, where plans let groups of nodes serve their own
+tokens. Their table shows how much these groups shorten a stage, both with the estimate and with counted tokens.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Compares a layer in bf16 that has a replica with the dense layer in float64, forward and backward.
 
 Each check runs two micro-steps, with known and with counted routes. With known routes, torch raises an error if the layer
-synchronises with the device. Memory that torch allocates is filled with NaN before, so that values which were never written are
-detected.
+synchronises with the device. Memory that torch will allocate is filled with NaN beforehand, so that values which are never
+written are detected.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Replays the expert loads of every rank of a row on this GPU, one rank after the other, while the rank's replicas arrive.
 
 The row would wait for the slowest of the measured ranks if each rank had its own GPU. The table also shows the predictions of the
-cost model. One uses the constants of the preset 8xh100. Another uses the constants that `foremoe calibrate` fitted on this GPU,
-if it ran before.
+cost model. One prediction uses the constants of the preset 8xh100. If `foremoe calibrate` ran before, another one uses the
+constants that it fitted on this GPU.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ class Copies:
 
 
 def find_ways(group: Group, model: Model, device: torch.device, node_of_rank: Sequence[int]) -> tuple[list[Way], dict[str, str]]:
-    """Returns all backends on all available kinds of link, and why the remaining backends cannot be measured. Collective.
+    """Returns all backends on all available kinds of link, and reasons why other backends cannot be measured. Collective.
 
     A backend is available if it opens and publishes weights on all ranks.
     """

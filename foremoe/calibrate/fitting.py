@@ -49,7 +49,7 @@ _ROWS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """Result of a fit: constants, their residuals, and reasons why they do not count as calibrated.
+    """Result of a fit: the constants, their residuals, and any reasons why the constants do not count as calibrated.
 
     Attributes:
         cluster: Cluster with the fitted constants. Its ``residual`` is the largest of all residuals. It is ``calibrated`` if

@@ -53,7 +53,7 @@ class PlainLayer(nn.Module):
 
 
 class PassThrough:
-    """`ExpertMath` whose experts return their input. It serves to measure all other work of a layer."""
+    """`ExpertMath` whose experts return their input. Use it to measure all other work of a layer."""
 
     def shapes(self, hidden_size: int, ffn_size: int) -> dict[str, tuple[int, ...]]:
         return {"nothing": (1, 1)}

@@ -54,7 +54,7 @@ def write_report(
         advice: Result of `foremoe.advise` for the original problem.
         source: Short description of the origin of the load.
         date: Date to show on the page. By default, the page shows no date.
-        command: Command to show on the page, with which it can be written again. By default, the page shows no command.
+        command: Command to show on the page, with which the page can be written again. By default, the page shows no command.
         posed: The problem before a home level moved any experts. It is used for the figures of static placement. Defaults to
             `problem`.
         moves_s: Time in seconds to move experts to their new homes before the stage.

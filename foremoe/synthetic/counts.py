@@ -43,18 +43,18 @@ class Regime:
             same rank.
         layer_std: Spread between layers. Each layer has a random factor on sigma, group_std and domain_std, and this is the
             standard deviation of its logarithm.
-        bend: Asymmetry of popularity. With 0, popularity is lognormal. With other values, a standard normal z becomes (z -
-            bend*(z^2 - 1)) / sqrt(1 + 2*bend^2). The spread remains the same, but there are fewer highly popular experts and more
-            neglected ones, as after balanced training.
+        bend: Asymmetry of popularity. With 0, popularity is lognormal. With other values, a standard normal z is replaced by
+            ``(z - bend*(z^2 - 1)) / sqrt(1 + 2*bend^2)``. The spread remains the same, but there are fewer highly popular experts
+            and more neglected ones, as after balanced training.
         burst_chance: Probability of a burst, in which a random expert is more popular. It applies to each layer and micro-step
             (counts), or to each layer and run of a domain (tokens).
         burst_factor: Factor by which the expert is more popular in a burst.
-        kappa: Concentration of the popularity in a micro-step, which is drawn from a Dirichlet distribution with alpha =
-            kappa*E*p (counts). With higher values, the popularity is closer to p.
+        kappa: Concentration of the popularity in a micro-step, which is drawn from a Dirichlet distribution with
+            ``alpha = kappa*E*p`` for popularity p (counts). With higher values, the result is closer to p.
         walk_std: Spread of the log popularity in a stationary random walk (counts).
         walk_ar: Correlation between consecutive steps of the random walk (counts).
-        source_kappa: Concentration of the popularity on a source rank, which is drawn from a Dirichlet distribution with alpha =
-            source_kappa*E*q (counts).
+        source_kappa: Concentration of the popularity on a source rank, which is drawn from a Dirichlet distribution with
+            ``alpha = source_kappa*E*q``, where q is the popularity in the micro-step (counts).
         domains: Number of kinds of sequences, each with its own popularity (tokens).
         domain_std: Spread of a domain's popularity around the popularity that all domains share (tokens).
         domain_run: Mean number of tokens in consecutive sequences of one domain (tokens). A value of 1 mixes the domains, and

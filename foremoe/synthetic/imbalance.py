@@ -1,8 +1,8 @@
 """Eight named imbalances with one cause each. They are the workloads W0 to W7 of Megatron-LM's token-imbalance benchmark.
 
 The workloads are generated as counts. Pull request 7488 of Megatron-LM proposes them, and its figures are used here. A hot set
-has a quarter of the experts, and three of four tokens draw from it. Half of the experts may be idle. A hot spot moves every three
-steps. Bursts concern half of the tokens in every fourth step.
+has a quarter of the experts, and three of four tokens draw from it. In W5, half of the experts are idle. In W6, the hot spot
+moves every three steps. In W7, half of the tokens are in a burst in every fourth step.
 
 The following choices are our own. A step is a micro-step here. The hot set of W1 is drawn at random for each layer. The hot set
 of W3 is every fourth expert. W1 to W3 therefore differ only in the location of the hot set. The source ranks of W4 have 1.5 to

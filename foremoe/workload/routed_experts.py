@@ -131,8 +131,8 @@ def count_workload(
         num_ranks: Number of source ranks.
         micro_step_Q: Micro-step of each whole sequence. Sequences with -1 are left out and are not decoded.
         rank_Q: Source rank of each whole sequence.
-        range_X5: Ranges of tokens, given instead of `micro_step_Q` and `rank_Q` if sequences are split over ranks. Integers [X,
-            5] with the columns sequence, first token, end token, micro-step and source rank. Ranges of a sequence must not
+        range_X5: Ranges of tokens, given instead of `micro_step_Q` and `rank_Q` if sequences are split over ranks. The columns
+            are sequence, first token, end token, micro-step and source rank, as integers [X, 5]. Ranges of a sequence must not
             overlap. Tokens outside all ranges are not counted.
         num_micro_steps: Number of micro-steps. Defaults to the largest micro-step plus one.
         stage: Stage of the workload, ``"recompute"`` or ``"update"``.

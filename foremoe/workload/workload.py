@@ -39,7 +39,7 @@ class Workload(ArrayValue):
         tokens_MG: Number of tokens on each source rank, int32.
         attention_MG: Sum of squared sequence lengths (tokens^2) over a rank's sequences, float64. If the sum is zero, the cost of
             attention depends only on the number of tokens.
-        unknown_ML: Number of tokens whose routing in this layer is not known, int64. The load does not include them.
+        unknown_ML: Number of tokens whose routing in this layer is not known, int64. The load does not include these tokens.
         num_topk: Number of experts per token.
         stage: Stage that was counted, ``"recompute"`` or ``"update"``.
         model: Name of the model, or None.
@@ -184,8 +184,8 @@ class Workload(ArrayValue):
             max_micro_steps: Number of micro-steps to keep, the first ones. ``dealt`` records the number that was left out.
                 Defaults to all.
             assign: Micro-step and rank of every token, given as ``(micro_step_T, rank_T)``. Use it if tensor, sequence or context
-                parallelism spreads a sequence over ranks. Micro-steps must be numbered from 0 without gaps. A token then adds the
-                length of its sequence to `attention_MG`, so that a sequence of n tokens adds n^2 in total.
+                parallelism spreads a sequence over ranks. Micro-steps must be numbered from 0 without gaps. With `assign`, each
+                token adds the length of its sequence to `attention_MG`, so that a sequence of n tokens adds n^2 in total.
             num_threads: Number of threads, which does not change the result. Defaults to all cores.
 
         Raises:
