@@ -3,7 +3,7 @@
     python -m bench.validation [--quick] [--out bench/results/validation_HARDWARE_DATE.md]
 
 Calibrates for two hidden sizes as `foremoe calibrate` does, and predicts every configuration before it is run. A run is the
-recompute and update of the demo with given routing, with three arms in turn. Run nothing else on the machine at the same time.
+recompute and update of the demo with given routing. Its three arms take turns. Run nothing else on the machine at the same time.
 """
 
 from __future__ import annotations

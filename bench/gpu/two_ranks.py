@@ -1,4 +1,4 @@
-"""Runs two processes on one GPU and compares copies by NCCL, and stages with a plan, with stages at home and in float64.
+"""Runs two processes on one GPU: copies by NCCL, and stages with a plan, compared with stages at home and in float64.
 
 Weights are copied in three ways: by NCCL, by copy engines inside a node, and through a pinned host store between two simulated
 nodes. Each way is tested in float32 and in bf16, with counted and with known routing. NCCL (gloo on a CPU) exchanges tokens and

@@ -39,7 +39,7 @@ def inner_kernel(function: Callable[..., Any]) -> Any:
     """Compiles functions that allocate nothing and are called by kernels. Called from Python, they run uncompiled.
 
     Allocation is a compile error, and so is ``a[:] = b``. numba does not count references in these functions, because counting
-    references to arrays in tuples takes longer than the work of a small function. The functions have no entry point for Python,
+    those to arrays in tuples takes longer than the work of a small function. The functions have no entry point for Python,
     because it would take a tenth of the compile time.
     """
     dispatcher: Any = kernel(function, _nrt=False, forceinline=True, no_cpython_wrapper=True)
