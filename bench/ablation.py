@@ -1,11 +1,12 @@
-"""What every level of the planner is worth: each left out, by redundant slots, by foresight, in nodes of 8 and in one of 72.
+"""Measures the worth of every planner level by leaving it out, for several numbers of redundant slots and kinds of foresight.
 
     python -m bench.ablation [--out bench/results/ablation_HARDWARE_DATE.md]
     python -m bench.ablation --parts [--out bench/results/ablation-parts_HARDWARE_DATE.md]
 
-A token-level synthetic load of four domains in runs (mixed tasks), the update stage of a step of several mini-batches, 64 ranks.
-Simulated, constants of the cluster preset (uncalibrated), under either dispatch. Moving homes, once in the step and exposed, is
-added to the stage. Planning is CPU time of one thread, with the pack and home levels in it.
+The load is synthetic routing of tokens from mixed tasks, in runs of four domains. The benchmark plans the update stage of a step
+with several mini-batches on 64 ranks, in nodes of 8 and in one of 72. Stages are simulated with both kinds of dispatch and with
+the constants of the cluster preset (uncalibrated). Expert homes move once in the step. The time to move them is exposed and is
+added to the stage. Planning time is the CPU time of one thread and includes the pack and home levels.
 """
 
 from __future__ import annotations

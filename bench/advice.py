@@ -1,9 +1,9 @@
-"""Slots that `choose_slots` takes, and whether `advise` says what whole stages with a change give.
+"""Evaluates the number of slots that `choose_slots` chooses, and compares the figures of `advise` with simulated stages.
 
     python -m bench.advice [--micro-steps 16] [--layers 12] [--out bench/results/advice_HARDWARE_DATE.md]
 
-All stages are simulated, update, 8xh100, with every move of homes in them. Loads of DeepSeek-R1 are drawn from recorded
-counts, and left out where those do not lie beside the checkout.
+All stages are simulated update stages on 8xh100, and include the time of every move of homes. Loads of DeepSeek-R1 are drawn from
+recorded counts. They are left out if the recording is not stored next to the checkout.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Gaps between lower bounds and the best placement known, by case, and what the bounds take per row.
+"""Measures the gap between lower bounds and the best known placement for each case, and the time per row to compute the bounds.
 
     python -m bench.bounds [--layers 4] [--out bench/results/bounds_HARDWARE_DATE.md]
 
-Loads come from `synthetic_workload`, nodes are of 8. Best known: the cheapest, row by row, of bare homes,
-`Search`, its start, `Quota`, `Greedy`, `LeastLoaded` and `Lplb`. A gap is what this is above the bound: looseness of the bound
-and what search misses together.
+Loads come from `synthetic_workload`, and nodes have 8 ranks. The best known placement of a row is the cheapest of those of static
+homes, `Search`, the start of `Search`, `Quota`, `Greedy`, `LeastLoaded` and `Lplb`. The gap is the excess of its cost over the
+bound. A gap therefore contains both the looseness of the bound and what the search misses.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Drills of the kernel cache: commands with a cache that is damaged, on a disk that is full, or that cannot be written.
+"""Drills of the kernel cache: commands run with a cache that is damaged, on a full disk, or that cannot be written.
 
 python -m bench.cache_drills [--out bench/results/cache-drills_HARDWARE_DATE.md]
 """

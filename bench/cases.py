@@ -1,4 +1,4 @@
-"""Named, seeded cases. A case is a workload, a cluster and R; recorded traces are used where they exist."""
+"""Named, seeded benchmark cases. A case has a workload, a cluster and R. Recorded traces are used if they are available."""
 
 from __future__ import annotations
 

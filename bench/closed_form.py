@@ -1,13 +1,15 @@
-"""The price of rows (`foremoe.price`) against the simulator: random stages, several planners.
+"""Compares the price of rows (`foremoe.price`) with the simulator, for random stages and several planners.
 
     python -m bench.closed_form [--cases 300] [--out bench/results/closed-form_HARDWARE_DATE.md]
 
-Every case draws a model, a kind of node, EP 4 to 64, a regime, micro-steps of 256 to 8192 tokens and a stage of two micro-steps
-and 16 layers. A planner's error is its price over its simulated seconds; its bias is that of its gain over static. The second
-table leaves out plans of which more than a tenth of the stage waits for copies: there a row also waits for the copies of other
-rows, which its price only guesses. The next tables count cases in which the default planner, or the start of its search alone,
-takes longer on the simulated timeline than another planner. The last one counts rows that the default planner leaves dearer than
-another one. All times: model, uncalibrated.
+Every case draws a model, a kind of node, EP 4 to 64, a regime, micro-steps of 256 to 8192 tokens, and a stage of two micro-steps
+and 16 layers. The error of a price is shown as its ratio to the simulated time. The bias is the relative error of the gain over
+static placement that the prices predict. All times are those of the model, uncalibrated.
+
+The second table leaves out plans that wait for copies during more than a tenth of the stage. In such plans, a row also waits for
+the copies of other rows, which its price only estimates. The next tables count the cases in which another planner is faster in
+the simulator than the default planner, or than the start of the default planner's search alone. The last table counts the rows
+for which another planner's price is lower than that of the default planner.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Worlds for drills in which the culprit hosts the store that links the ranks: a rank, one behind a cut link, or torchrun."""
+"""Process groups for drills in which the failing process hosts the store that links the ranks.
+
+The store is hosted by a rank, by a rank behind a link that is cut, or by torchrun.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Drills: one of three processes dies, is stopped, ends, or fails somewhere; how soon the others end, and whom they name.
+"""Drills in which one of three processes dies, is stopped, ends or fails: how soon the other two end, and which rank they name.
 
-In some the culprit hosts the store that links the ranks, as rank 0 does under env://, or torchrun's agent.
+In some drills, the failing process hosts the store that links the ranks, as rank 0 does with env://, or torchrun's agent does.
 
 python -m bench.drills [--out bench/results/drills_HARDWARE_DATE.md]
 """

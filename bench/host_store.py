@@ -1,9 +1,10 @@
-"""Worth of host stores on the simulated timeline, with their filling: random stages over two nodes of every kind.
+"""Measures what host stores gain in the simulator, including the time to fill them, for random stages on two nodes of every kind.
 
     python -m bench.host_store [--cases 100] [--out bench/results/host-store_HARDWARE_DATE.md]
 
 Every case draws a model, EP 8 to 32, a regime, 2 to 8 micro-steps of 256 to 8192 tokens per rank, a stage, a dispatch and R. The
-default planner plans it for a cluster with host stores and for the same one without. All times: model, uncalibrated.
+default planner plans the case for a cluster with host stores and for the same cluster without host stores. All times are those of
+the model, uncalibrated.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Gain and overhead of every kind of knowledge of the load: one planner under several kinds of foresight, both dispatches.
+"""Compares kinds of foresight by the gain and the overhead of one planner, with both kinds of dispatch.
 
     python -m bench.knowledge [--out bench/results/knowledge_HARDWARE_DATE.md]
 
-Simulated, constants of the cluster preset (uncalibrated); planning is CPU time of one thread of this machine.
+Stages are simulated with the constants of the cluster preset (uncalibrated). Planning time is the CPU time of one thread of this
+machine.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""The MoE layers of Megatron-LM's own unit tests with foremoe attached: equal, or refused when attaching; on CPU ranks.
+"""Runs Megatron-LM's own unit tests of MoE layers with foremoe attached, on CPU ranks, and compares the results.
 
     python -m bench.megatron_layers --checkout ../Megatron-LM
 
-The tests of tests/unit_tests/transformer/moe run as they are, on eight ranks as they ask; every `MoELayer` that one builds is
-compared, forward and backward, with foremoe and without. The checkout brings its own megatron-core; megatron.training needs six,
-regex and PyYAML, among others. A nightly job: one line, and no failure, where there is no checkout.
+The tests in tests/unit_tests/transformer/moe run unchanged on eight ranks. Every `MoELayer` that a test creates must give equal
+results with and without foremoe, in the forward and in the backward pass, or must be refused when foremoe is attached. The
+checkout brings its own megatron-core. Its package megatron.training needs six, regex and PyYAML, among others. This is a nightly
+job. Without a checkout, it prints one line and succeeds.
 """
 
 from __future__ import annotations

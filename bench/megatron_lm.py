@@ -1,10 +1,10 @@
-"""Megatron-LM's own pretrain_gpt.py with foremoe attached by `forward_backward`: the same losses as without, on CPU ranks.
+"""Runs Megatron-LM's own pretrain_gpt.py on CPU ranks, with and without foremoe's `forward_backward`, and compares the losses.
 
     python -m bench.megatron_lm --checkout ../Megatron-LM
 
-The checkout is one of NVIDIA/Megatron-LM (core_v0.16.1 has run) and brings its own megatron-core. Its routers route by
-themselves; a forward pass before the update finds out how, as the recompute pass of RL does. A nightly job: one line, and no
-failure, where there is no checkout.
+The checkout is a clone of NVIDIA/Megatron-LM (tested with core_v0.16.1) and brings its own megatron-core. The routers choose
+experts themselves. A forward pass before the update records their choices, like the recompute pass in RL. This is a nightly job.
+Without a checkout, it prints one line and succeeds.
 """
 
 from __future__ import annotations

@@ -1,15 +1,16 @@
-"""Host time of a layer: the slot path of Megatron-Core's MoE layer, and whole layers of Megatron-Core and of the runtime.
+"""Measures the host time of the slot path in Megatron-Core's MoE layer, and of whole layers of Megatron-Core and the runtime.
 
     OMP_NUM_THREADS=1 python -m bench.megatron_slots [--beside CHECKOUT]
 
-The slot path: where routing is known before the stage, where it is not, and without foremoe. 16 experts and one redundant slot
-on every CPU rank, 8192 tokens, top-8. Operations, sorts, gathers between ranks and host waits are those of a layer's forward,
-permutations and messages with it, experts without. Milliseconds are CPU time of the calling thread: of remap, counts and route in
-a layer, and of the share that a row has of making routes as a stage of 32 rows begins, on that thread alone.
+The slot path is measured with routing that is known before the stage, with routing that is not known, and without foremoe. Every
+CPU rank has 16 experts, one redundant slot and 8192 tokens with top-8. The counts of operations, sorts, gathers between ranks and
+host waits are those of a layer's forward pass. They include permutations and messages, but not the experts. Times are CPU
+milliseconds of the calling thread. They cover the steps `remap`, `counts` and `route` in a layer. A second column shows the time
+per row to create routes at the beginning of a stage with 32 rows.
 
-Whole layers: 16 experts and one redundant slot on each of two ranks, top-8, forward and backward; CPU microseconds of the calling
-thread besides messages, of the fastest tenth at 64 tokens, and bytes at 1,024 tokens of Qwen3-30B-A3B. With `--beside`, those of
-another checkout too, whose runs take turns with these.
+Whole layers are measured on two ranks, each with 16 experts and one redundant slot, with top-8, forward and backward. Their times
+are CPU microseconds of the calling thread without messages, for the fastest tenth of the runs with 64 tokens. Memory is measured
+in bytes with 1,024 tokens of Qwen3-30B-A3B. With `--beside`, another checkout is measured too, in alternation with this one.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Compares stages by `Search` with the shortest that any effort finds, in the simulator.
+"""Compares simulated stages planned by `Search` with the shortest ones found with any effort.
 
     python -m bench.nearness [--long 300000] [--only TEXT] [--out bench/results/nearness_HARDWARE_DATE.md]
 
-A stage is an update of 16 equal micro-steps of four layers: as many rows as a long search can afford. Its best known is the
-shortest of its simulated stages by any of the efforts, the long one among them. Models and tokens, kinds of node, regimes and
-slots vary from line to line; recorded routing is used where it is there. Model, uncalibrated.
+A stage is an update of 16 equal micro-steps with four layers, so that a long search of all rows is affordable. The best known
+time of a stage is the shortest simulated time with any of the efforts, including the long search. Models, numbers of tokens,
+kinds of node, regimes and numbers of slots vary from line to line. Recorded routing is used if it is available. All times are
+those of the model, uncalibrated.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs docs/notebook.ipynb from top to bottom and writes its outputs into it; needs no Jupyter."""
+"""Runs docs/notebook.ipynb from top to bottom and writes the outputs into it, without Jupyter."""
 
 from __future__ import annotations
 

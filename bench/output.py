@@ -1,4 +1,4 @@
-"""What every benchmark has in common: its command line, the machine that it ran on, and where its markdown goes."""
+"""Shared functions of all benchmarks: the command line, a description of the machine, and writing of markdown."""
 
 from __future__ import annotations
 

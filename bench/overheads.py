@@ -1,11 +1,12 @@
-"""Constants of the presets, fitted to the fit rows of published figures; check rows have no part in it.
+"""Fits the constants of the presets to the fit rows of published figures. Check rows are not used.
 
     python -m bench.overheads [--out bench/results/overheads_HARDWARE_DATE.md]
 
-Every constant has several rows and one value for all GPUs, models and settings in them: the least mean square of the logarithms
-of model over published. The H100 runs in FP8 are from before `published_rows.toml` (`OLDER`); the simulator had been run on them.
-Two fit rows of that file, H100 runs in FP8 of releases at half the speed of the next one, are met by no constant that also meets
-their successors: they determine nothing and count as missed.
+Every constant is fitted to several rows and has one value for all GPUs, models and settings in these rows. The fit minimises the
+mean square of the logarithm of predicted over published figure. The H100 runs in `OLDER`, most of them in FP8, were collected
+before `published_rows.toml` existed. The simulator had already been run on them. Two fit rows of that file are H100 runs in FP8
+at half the speed of the next release. No constant agrees with both these runs and their successors. The two rows are therefore
+not used to determine a constant, and count as missed.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Measures every part of `Search`: random stages planned without it, over those planned with all parts.
+"""Measures every part of `Search`, by planning random stages without the part and with all parts.
 
     python -m bench.ablation --parts [--cases 50] [--out bench/results/ablation-parts_HARDWARE_DATE.md]
 
-The stages are the first of `bench.closed_form`, on several ranks, under either dispatch; one line for each of
-`foremoe.solvers.search.parts.PARTS`. A figure is a simulated stage without the part over the whole one: above 1, the part makes
-stages shorter. The default effort is in moves that the price of a row at home sets, so that it is the same in all lines.
+The stages are the first ones of `bench.closed_form`, on several ranks, with both kinds of dispatch. The table has one line for
+each of `foremoe.solvers.search.parts.PARTS`. A figure is the simulated time of a stage without the part divided by the time with
+all parts. A figure above 1 means that the part makes stages shorter. The price of a row at home determines the number of moves in
+the default effort, so that the effort is the same in all lines.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Pictures of the README and the docs: one SVG each, of a plan made here and of the tables in bench/results.
+"""Draws the pictures of the README and the docs as SVG files, from a plan made by this program and from tables in bench/results.
 
-Needs matplotlib (`pip install '.[docs]'`). No figure is typed in: what a picture shows is computed, or read from a table.
+Needs matplotlib (`pip install '.[docs]'`). Every figure in a picture is computed or read from a table. None is typed in.
 """
 
 from __future__ import annotations

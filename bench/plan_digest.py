@@ -1,10 +1,10 @@
-"""Digests of plans over many settings: shows that a change of the code leaves every plan the same, byte for byte.
+"""Computes digests of plans for many settings, to show that a change of the code leaves every plan the same, byte for byte.
 
     python -m bench.plan_digest --write bench/results/plan_digests.json
     python -m bench.plan_digest --check bench/results/plan_digests.json
 
-A digest covers every array of a plan, floats included, but not its header, which holds the texts of solvers. Digests are
-compared on one machine: another processor or version of numpy may round otherwise.
+A digest covers every array of a plan, including floats, but not the header, which contains the expressions of solvers. Compare
+digests on one machine, because rounding may differ with another processor or version of numpy.
 """
 
 from __future__ import annotations

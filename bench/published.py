@@ -1,9 +1,9 @@
-"""Published figures and what the model gives for their settings.
+"""Compares published figures with the model's predictions for the same settings.
 
     python -m bench.published [--out bench/results/published_HARDWARE_DATE.md]
 
-Rows and their roles are those of `published_rows.toml`: nothing is fitted to check rows. Rows which the model cannot express are
-listed with what it lacks.
+Rows and their roles are defined in `published_rows.toml`. No constant is fitted to check rows. Rows that the model cannot express
+are listed with the feature that it lacks.
 """
 
 from __future__ import annotations

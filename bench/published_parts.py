@@ -1,4 +1,4 @@
-"""Published bandwidths, copies, grouped GEMMs and ratios, from their settings."""
+"""Predicts published bandwidths, copy times, grouped GEMMs and ratios from their settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads published figures and their settings from `published_rows.toml`, strictly."""
+"""A strict reader of published figures and their settings from `published_rows.toml`."""
 
 from __future__ import annotations
 

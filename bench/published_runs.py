@@ -1,4 +1,4 @@
-"""Throughput of published training runs, from their settings: one layer simulated, and what a step has around it."""
+"""Predicts the throughput of published training runs from their settings: one simulated layer and all other work of a step."""
 
 from __future__ import annotations
 

@@ -1,11 +1,14 @@
-"""Error of tokens per place estimated from counts, on recorded routing (skipped where there is none).
+"""Measures the error of estimating tokens per rank or node from counts, on recorded routing (skipped if there is none).
 
     python -m bench.reached [--data ../shared/data] [--out bench/results/reached_HARDWARE_DATE.md]
 
-Chunks of 1024 tokens stand for what one rank sends; experts lie in 2 to 32 places of equal size, in order. Estimated over counted
-messages of a chunk and layer, by `reached` and by drawing experts with repetition. Then whole stages: simulated with the
-estimate over simulated with every token counted, with experts at home and by a plan. The last of them have eight nodes, where
-plans let groups of nodes serve their own tokens; how much that shortens stages stands beside it, by the estimate and counted.
+A chunk of 1024 tokens represents the tokens that one rank sends. Experts are in 2 to 32 places of equal size, in order. The first
+table shows the ratio of estimated to counted messages for a chunk and layer. One estimate is that of `reached`. The other assumes
+that experts are drawn with repetition.
+
+Further tables show whole stages, with experts at home and with a plan. They show the ratio of two simulated times. One time uses
+the estimate, and the other counts every token. The last stages have eight nodes, where plans let groups of nodes serve their own
+tokens. Their table shows how much these groups shorten a stage, both with the estimate and with counted tokens.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Every committed table: what makes it, which code it measures, and whether that code has changed since.
+"""Lists all committed tables with their commands and measured code, and makes tables again if that code has changed.
 
     python -m bench.results [NAME ...] [--list]
 
-Makes the tables that are older than their code, shortest first, or those that are named; the file of the last run goes. A table
-is current while its code is that of the commit which its file names, comments, docstrings and messages aside, so that an
-interrupted run goes on where it stopped. Pages that show a table are not changed: each is named as its file goes.
+The command makes the tables that are named or, by default, those that are older than their code, shortest first. A new file
+replaces that of the last run. A table is current if its code equals the code at the commit that its file names, apart from
+comments, docstrings and messages. An interrupted run can therefore be continued. Pages that show a table are not changed. The
+command names each such page when it replaces the file.
 """
 
 from __future__ import annotations

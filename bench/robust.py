@@ -1,8 +1,8 @@
-"""Plans without exact foresight: kinds of foresight x R x planner, at equal slots.
+"""Compares plans without exact foresight, for several kinds of foresight, values of R and planners, with equal numbers of slots.
 
     python -m bench.robust [--out bench/results/robust_HARDWARE_DATE.md]
 
-Skew is counted here, from quotas on the real load. Simulated, constants of the cluster preset (uncalibrated).
+Skew is computed from quotas on the real load. Times are simulated with the constants of the cluster preset (uncalibrated).
 """
 
 from __future__ import annotations

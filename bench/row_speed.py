@@ -1,10 +1,10 @@
-"""CPU time of the default planner per row, in this checkout and in another, alternated in one run.
+"""Compares the CPU time per row of the default planner in this checkout and in another one, alternated in one run.
 
     python -m bench.row_speed --against PATH [--times 21] [--out bench/results/row_speed_HARDWARE_DATE.md]
 
-Each checkout plans in a process of its own, one after the other in turn, so that both meet the same machine; on one core, since
-two threads of a core would be charged for waiting on each other. The first plan, which may compile kernels, is not counted.
-Ratios below 1: this checkout is faster.
+Each checkout plans in its own process. The processes take turns, so that both run under the same conditions. They use one core,
+because two threads of a core would be charged for waiting for each other. The first plan may compile kernels and is not counted.
+A ratio below 1 means that this checkout is faster.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Runs named cases through `compare` and prints markdown: an overview, then one table per case and objective.
+"""Runs named cases with `compare` and prints markdown: an overview, then one table for each case and objective.
 
     python -m bench.run [CASE ...] [--objective balance] [--out bench/results/strategies_HARDWARE_DATE.md]
 
-A result file names hardware, date and commit. Skews come from finished plans; stage times are simulated under either dispatch,
-uncalibrated.
+A result file names the hardware, the date and the commit. Skews are computed from finished plans. Stage times are simulated with
+both kinds of dispatch, uncalibrated.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Varies every constant of the cluster (x 0.7, x 1.3) and the assumptions on load, machine and systems.
+"""Varies every constant of the cluster (x 0.7, x 1.3) and the assumptions about load, machine and systems.
 
     python -m bench.sensitivity [--out bench/results/sensitivity_HARDWARE_DATE.md]
 
-One thing changes in every line. Simulated, constants of the cluster presets (uncalibrated), synthetic loads.
+Every line changes one value. Stages of synthetic loads are simulated with the constants of the cluster presets (uncalibrated).
 """
 
 from __future__ import annotations

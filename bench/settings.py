@@ -1,4 +1,4 @@
-"""Shared parts of tables of simulated seconds: both dispatches, and a word where memory does not fit."""
+"""Shared parts of tables of simulated times: loads with both kinds of dispatch, and a note if memory does not fit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A soak: thousands of micro-steps, plans and reports, and what a process holds at the beginning, in the middle and at the end.
+"""A soak test of thousands of micro-steps, plans and reports, which compares a process's resources at the start, middle and end.
 
 python -m bench.soak [--out bench/results/soak_HARDWARE_DATE.md]    exits with 1 if something has grown
 """

@@ -1,7 +1,7 @@
-"""The published systems as `foremoe.simulate.System`s: what each plans, when it knows the load, and what of it is exposed.
+"""The published systems as `foremoe.simulate.System`s, with the policy, the foresight and the exposed work of each system.
 
-They are re-implementations on foremoe's own solvers and one simulator: what differs between rows is the policy, the slots it
-holds, and what is known when. Where a source leaves open what it hides, a system has two rows.
+They are re-implementations with foremoe's own solvers and one simulator. Systems differ only in their policies, their slots, and
+the time at which they know the load. If a source does not say which work overlaps with compute, the system has two rows.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Update stages by published systems and by foremoe on one simulator: recorded loads first, nodes of 8 and one NVL72 domain.
+"""Compares update stages of published systems and of foremoe in one simulator, on nodes of 8 GPUs and in one NVL72 domain.
 
     python -m bench.throughput [--out bench/results/throughput_HARDWARE_DATE.md]
 
-Simulated with the constants of the cluster presets (uncalibrated). Recorded routing is not part of this repository; its columns
-are left out where it is absent.
+Stages are simulated with the constants of the cluster presets (uncalibrated). Recorded loads are shown first. Recorded routing is
+not part of this repository, and its columns are left out if it is not available.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Predicted against measured: stages of the demo on processes of this machine, and what `foremoe.simulate` says of them.
+"""Compares predicted with measured times: stages of the demo on processes of this machine, and what `foremoe.simulate` predicts.
 
     python -m bench.validation [--quick] [--out bench/results/validation_HARDWARE_DATE.md]
 
-Calibrates for two hidden sizes as `foremoe calibrate` does, predicts every configuration, and only then runs it: recompute and
-update of the demo with given routing, three arms in turn. Run nothing beside it.
+Calibrates for two hidden sizes as `foremoe calibrate` does, and predicts every configuration before it is run. A run is the
+recompute and update of the demo with given routing. Its three arms take turns. Run nothing else on the machine at the same time.
 """
 
 from __future__ import annotations

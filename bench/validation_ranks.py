@@ -1,4 +1,4 @@
-"""The rank side of `bench.validation`: its configurations, and what every rank times."""
+"""The part of `bench.validation` that runs on ranks, with its configurations and the measurements of every rank."""
 
 from __future__ import annotations
 

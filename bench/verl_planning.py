@@ -1,9 +1,9 @@
-"""Planning inside veRL's update: what a pass waits for before it starts, on one rank of the EP group; prints markdown.
+"""Measures the time that a pass of veRL's update waits for planning before it starts, on one rank of the EP group.
 
     python -m bench.verl_planning [CASE ...] [--out bench/results/verl_planning_HARDWARE_DATE.md]
 
-The rank runs `plan_together` and the checks before a stage as it would among the others, whose answers were made beforehand; what
-it sends and receives is encoded as ever and charged with a modelled network. Counts are synthetic.
+The rank runs `plan_together` and the checks before a stage as it would in a group. The answers of the other ranks are made
+beforehand. Messages are encoded as usual, and a network model gives their times. Counts are synthetic. Prints markdown.
 """
 
 from __future__ import annotations

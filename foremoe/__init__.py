@@ -1,4 +1,4 @@
-"""foremoe: balances Mixture-of-Experts training with routing that rollout has already recorded.
+"""foremoe, a library that balances Mixture-of-Experts training with routing that rollout has already recorded.
 
 Data flows one way: `RoutingTrace` -> `Workload` -> `Problem` -> `Planner` -> `Plan`. Names are loaded on first use, so that
 importing the package is fast.

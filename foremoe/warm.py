@@ -30,15 +30,17 @@ _DTYPES = {16: (np.uint8, np.int16, np.int32, np.int64), 512: (np.int16, np.int3
 
 
 def warm_up(progress: Callable[[str], None] | None = None) -> float:
-    """Compiles the readers, packing, the default planner, advice and the simulator on tiny inputs. numba caches them on disk.
+    """Compiles readers, packing, the default planner, advice and the simulator by running them on tiny inputs.
 
-    Covers both objectives, replicas on any rank and inside nodes only, and known and unknown source ranks.
+    numba caches the compiled functions on disk.
+
+    The inputs cover both objectives, replicas on any rank or only inside nodes, and known or unknown source ranks.
 
     Args:
-        progress: Function that is called with the name of each function that has been compiled.
+        progress: Callback that gets the name of each function after it has been compiled.
 
     Returns:
-        Time spent in seconds. It is a few seconds if everything was compiled before.
+        Time taken in seconds. It is a few seconds if everything was already compiled.
     """
     begin_s = time.perf_counter()
     with watch_compilation(progress):

@@ -1,1 +1,1 @@
-"""Parts that show on one GPU how foremoe runs there, each with a time limit. See `python -m bench.gpu --help`."""
+"""Programs that show how foremoe runs on one GPU, each with a time limit. See `python -m bench.gpu --help`."""

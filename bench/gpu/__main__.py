@@ -1,12 +1,15 @@
-"""Evidence from one GPU, part by part: first whether results are right, then how long it takes.
+"""Runs parts that check results and measure times on one GPU.
 
     python -m bench.gpu right [--dry-run] [--parts layer,nccl] [--out bench/results/gpu-right_GPU_DATE.md]
     python -m bench.gpu fast [--dry-run] [--parts copies,rows] [--out bench/results/gpu-fast_GPU_DATE.md]
 
-Every part is a process of its own with a time limit; the result is written anew whenever a part has ended. Parts of `right` run
-side by side, as nothing in them is timed; those of `fast` one after the other. Each command takes at most eight minutes.
-`--dry-run` runs them on a CPU with small sizes, where figures say nothing. Exit code 2 without a GPU, 1 if a part failed. On one
-GPU a peer copy stays inside its memory, so its bandwidth says nothing about a link between GPUs, and is not shown.
+The command `right` checks whether results are right, and `fast` measures times. Every part is a separate process with a time
+limit. The result file is rewritten whenever a part ends. Parts of `right` run at the same time, because they do not measure
+times. Parts of `fast` run one after the other. Each command takes at most eight minutes.
+
+`--dry-run` runs the parts on a CPU with small sizes. Its figures have no meaning. The exit code is 2 without a GPU and 1 if a
+part failed. On one GPU, a peer copy stays in the memory of that GPU. Its bandwidth says nothing about a link between GPUs, so
+that it is not shown.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`foremoe calibrate` with one rank on this GPU: its constants and residuals, and the file, which `replay` reads after it."""
+"""Runs `foremoe calibrate` with one rank on this GPU, and shows its constants, residuals and file. `replay` reads the file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Copies of home experts into slots: bandwidth from the host, page lock, and how much of a copy compute hides."""
+"""Measures copies of home experts into slots: bandwidth from the host, page locking, and overlap of copies with compute."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Expert compute of a rank in the runtime, slots grouped and one by one, beside one product of the same size without slots."""
+"""Measures a rank's expert compute in the runtime, with grouped and with single slots, and one product of the same size."""
 
 from __future__ import annotations
 

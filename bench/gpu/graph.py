@@ -1,4 +1,4 @@
-"""A layer of known routing in a CUDA graph: dispatch, experts and combine, forward and backward."""
+"""Runs a layer with known routing in a CUDA graph, with dispatch, experts and combine, forward and backward."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One MoE layer of the runtime on one rank, with a replica among its slots: the layer that parts check and time."""
+"""One MoE layer of the runtime on one rank, with a replica in one of its slots. Other parts check and time this layer."""
 
 from __future__ import annotations
 

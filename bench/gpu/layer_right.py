@@ -1,7 +1,8 @@
-"""A layer in bf16 with a replica among its slots, forward and backward, against the dense layer in float64.
+"""Compares a layer in bf16 that has a replica with the dense layer in float64, forward and backward.
 
-Two micro-steps each, by known and by counted routes; known rows under torch's own alarm for synchronisations. Memory that torch
-gives out is full of NaN before, so that a value that nobody wrote is seen.
+Each check runs two micro-steps, with known and with counted routes. With known routes, torch raises an error if the layer
+synchronises with the device. Memory that torch will allocate is filled with NaN beforehand, so that values which are never
+written are detected.
 """
 
 from __future__ import annotations

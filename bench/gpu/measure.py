@@ -1,4 +1,4 @@
-"""Tools of all parts: places to run, seconds, launches, and the machine."""
+"""Tools of all parts: places to run, time measurements, counts of launches, and a description of the machine."""
 
 from __future__ import annotations
 

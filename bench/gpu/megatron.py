@@ -1,4 +1,4 @@
-"""examples/megatron_gpt.py on Megatron-Core, two or four ranks on one GPU: the same losses with foremoe and without?"""
+"""Checks that examples/megatron_gpt.py has the same losses with and without foremoe, on two or four ranks of one GPU."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""examples/megatron_gpt.py with options that trainers set, as JSON: one rank, started by `bench.gpu.megatron`.
+"""Runs one rank of examples/megatron_gpt.py with options that trainers set, given as JSON. `bench.gpu.megatron` starts it.
 
-Keys: `overlap` (gradients are reduced, and with 2 parameters gathered, while backward runs, by no_sync and grad_sync functions),
-`recompute` (all layers run forward again), `bf16`, `unknown` (tokens at the end of each rank's micro-steps that no plan knows).
-Without a GPU Megatron-Core runs on the CPU as its tests here have it.
+The keys are `overlap`, `recompute`, `bf16` and `unknown`. With `overlap`, no_sync and grad_sync functions reduce gradients during
+the backward pass. If `overlap` is 2, they also gather parameters. With `recompute`, the forward pass of all layers runs again.
+`unknown` is the number of tokens at the end of each rank's micro-steps that no plan knows. Without a GPU, Megatron-Core runs on
+the CPU as in this repository's tests.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Kernels of one known and one counted layer, forward and backward, by kind and by time, from torch's profiler."""
+"""Kernels of one layer with known and one with counted routing, forward and backward, by kind and time, from torch's profiler."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Rank replay: the expert loads of every rank of a row, one rank after the other on this GPU, while its replicas arrive.
+"""Replays the expert loads of every rank of a row on this GPU, one rank after the other, while the rank's replicas arrive.
 
-The slowest rank that is measured is what the row would wait for on as many GPUs. Beside it stands what the cost model says: with
-the constants of preset 8xh100, and with those that `foremoe calibrate` has just fitted on this GPU, if it ran before.
+The row would wait for the slowest of the measured ranks if each rank had its own GPU. The table also shows the predictions of the
+cost model. One prediction uses the constants of the preset 8xh100. If `foremoe calibrate` ran before, another one uses the
+constants that it fitted on this GPU.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Operations and host reads that the slot path of a layer takes, and its seconds: remap, counts, route."""
+"""Counts the operations and host reads in the slot path of a layer, and times its steps `remap`, `counts` and `route`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The layer's small cases once more, under compute-sanitizer: no access outside of memory."""
+"""Repeats the small cases of the layer under compute-sanitizer, which reports accesses outside of allocated memory."""
 
 from __future__ import annotations
 

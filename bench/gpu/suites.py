@@ -1,6 +1,6 @@
-"""Conformance suites of transfer backends on the GPU, and the runtime's own equality tests with all ranks on it.
+"""Runs the conformance suites of transfer backends on the GPU, and the runtime's own equality tests with all ranks on this GPU.
 
-Without a GPU the tests of streams on a pretended one run instead, and one equality test on the CPU.
+Without a GPU, tests of streams on a simulated GPU and one equality test on the CPU run instead.
 """
 
 from __future__ import annotations

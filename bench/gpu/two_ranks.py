@@ -1,7 +1,8 @@
-"""Two processes on one GPU: copies by NCCL, and stages by a plan against the same stages at home and in float64.
+"""Runs two processes on one GPU: copies by NCCL, and stages with a plan, compared with stages at home and in float64.
 
-Three ways to carry weights (NCCL; copy engines inside a node; a pinned host store between two pretended nodes), float32 and bf16,
-by counted and by known routing. Tokens go over NCCL (on a CPU: gloo), gradients come home over NCCL.
+Weights are copied in three ways: by NCCL, by copy engines inside a node, and through a pinned host store between two simulated
+nodes. Each way is tested in float32 and in bf16, with counted and with known routing. NCCL (gloo on a CPU) exchanges tokens and
+returns gradients to their homes.
 """
 
 from __future__ import annotations

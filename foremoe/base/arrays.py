@@ -1,4 +1,4 @@
-"""Read-only arrays in frozen value types, with functions that declare, check, cut, join and compare them."""
+"""Read-only arrays in frozen value types, and functions that declare, check, cut, join and compare such arrays."""
 
 import dataclasses
 import functools
@@ -14,10 +14,11 @@ Array = npt.NDArray[Any]
 
 
 def as_array(value: npt.ArrayLike, name: str) -> Array:
-    """Returns `value` as an array of any dtype, without a copy if it is an array.
+    """Returns `value` as an array of any dtype. If `value` already is an array, it is not copied.
 
     Raises:
-        InputError: The value is ragged, or is a tensor that numpy cannot read: in bfloat16 or FP8, on a GPU, or with a gradient.
+        InputError: The value is ragged, or is a tensor that numpy cannot read. numpy cannot read tensors that are in bfloat16 or
+            FP8, on a GPU, or require a gradient.
     """
     try:
         return np.asarray(value)
@@ -29,10 +30,10 @@ def as_array(value: npt.ArrayLike, name: str) -> Array:
 
 
 def frozen_array(value: npt.ArrayLike, dtype: npt.DTypeLike, name: str, shape: Sequence[int | None] | None = None) -> Array:
-    """Returns `value` as a C-contiguous, read-only array of `dtype`, without a copy if it already is one.
+    """Returns `value` as a C-contiguous, read-only array of `dtype`. If it already has this dtype and order, it is not copied.
 
-    The caller must not change the array afterwards, even through a writable reference. NaN is refused, and integers must fit
-    `dtype` exactly. An axis whose length in `shape` is None may have any length.
+    The caller must not change the array afterwards, even through a writable reference. NaN is refused. If `dtype` is an integer
+    type, all values must be whole numbers in its range. An axis whose length in `shape` is None may have any length.
     """
     want = np.dtype(dtype)
     array = as_array(value, name)
@@ -57,7 +58,7 @@ def frozen_array(value: npt.ArrayLike, dtype: npt.DTypeLike, name: str, shape: S
 def sealed(array: Array) -> Array:
     """Returns a view of a C-contiguous array that cannot be made writable, or the array itself if it already is such a view.
 
-    numpy lets a view become writable if its base is writable. A read-only memoryview as the base prevents that.
+    numpy lets a view become writable if the base of the view is writable. A read-only memoryview as the base prevents this.
     """
     if isinstance(array.base, memoryview) and array.base.readonly:
         return array
@@ -71,7 +72,7 @@ def require_non_negative(array: Array, name: str) -> None:
 
 
 class ArrayField(NamedTuple):
-    """Properties of an array field of an `ArrayValue`. `axes` holds the letters after the last underscore of its name."""
+    """Properties of an array field of an `ArrayValue`. `axes` holds the letters after the last underscore of the field's name."""
 
     dtype: Any
     axes: str
@@ -80,16 +81,19 @@ class ArrayField(NamedTuple):
 
 
 def array(dtype: npt.DTypeLike, *, optional: bool = False, negative: bool = True) -> Any:
-    """Declares an array field of an `ArrayValue`, with its dtype. An `optional` field may be None, which is its default.
+    """Declares an array field of an `ArrayValue` with a dtype. An `optional` field may be None and defaults to None.
 
-    With `negative` False, negative values are refused.
+    If `negative` is False, negative values are refused.
     """
     metadata = {"array": (np.dtype(dtype), negative)}
     return dataclasses.field(default=None, metadata=metadata) if optional else dataclasses.field(metadata=metadata)
 
 
 class Length:
-    """Attribute that returns the length of an axis of an array field, as in ``M = Length("load_MLE")``. Its name is the axis."""
+    """Attribute that returns the length of an axis of an array field, as in ``M = Length("load_MLE")``.
+
+    The name of the attribute is the letter of the axis.
+    """
 
     def __init__(self, field: str) -> None:
         self.field = field
@@ -102,7 +106,7 @@ class Length:
 
 
 class ArrayValue:
-    """Mix-in for frozen dataclasses. It freezes, checks, cuts and joins fields declared by `array`, along their axis letters."""
+    """Mix-in for frozen dataclasses. Fields declared by `array` are checked, frozen, cut and joined by axis letter."""
 
     __slots__ = ()
 
@@ -123,7 +127,10 @@ class ArrayValue:
         return sum(array.nbytes for array in arrays if array is not None)
 
     def freeze(self, *names: str, **lengths: int) -> None:
-        """Checks and freezes the declared arrays, or only `names`. An axis letter has one length, which `lengths` may fix."""
+        """Checks and freezes the declared arrays, or only those in `names`.
+
+        All axes with the same letter must have the same length, which `lengths` may specify.
+        """
         for name, (dtype, axes, optional, negative) in self.array_fields().items():
             if (names and name not in names) or (optional and getattr(self, name) is None):
                 continue
@@ -143,11 +150,11 @@ class ArrayValue:
         return _restored, (type(self), {field.name: getattr(self, field.name) for field in dataclasses.fields(self)})  # type: ignore[arg-type]
 
     def cut(self, **positions: Any) -> Self:
-        """Returns a copy of the value with every declared array cut. See `cut_arrays`."""
+        """Returns a copy of the value in which all arrays with the given axes are cut, as in `cut_arrays`."""
         return dataclasses.replace(self, **self.cut_arrays(**positions))  # type: ignore[type-var]
 
     def cut_arrays(self, **positions: Any) -> dict[str, Any]:
-        """Returns the arrays that have one of these axes, cut to a slice, mask or index per axis letter: ``M=slice(0, 2)``."""
+        """Returns the arrays that have any of these axes, each cut to a slice, mask or index array, as in ``M=slice(0, 2)``."""
         cut = {}
         for name, field in self.array_fields().items():
             value = getattr(self, name)
@@ -158,7 +165,7 @@ class ArrayValue:
 
     @classmethod
     def join_arrays(cls, values: Sequence[Self], axis: str) -> dict[str, Any]:
-        """Concatenates the values' arrays along this axis. An array that any value lacks becomes None."""
+        """Concatenates the values' arrays along this axis. If any value lacks an array, the joined array is None."""
         joined: dict[str, Any] = {}
         for name, field in cls.array_fields().items():
             if axis in field.axes:
@@ -168,7 +175,7 @@ class ArrayValue:
         return joined
 
     def same_as(self, other: object) -> bool:
-        """Returns True if `other` has the same type and equal fields. Arrays are equal if dtype, shape and bytes are."""
+        """Returns True if `other` has the same type and equal fields. Arrays are equal if dtype, shape and bytes are equal."""
         if type(self) is not type(other):
             return False
         fields = dataclasses.fields(self)  # type: ignore[arg-type]

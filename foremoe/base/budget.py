@@ -1,4 +1,4 @@
-"""Byte budget, which limits arrays made from a file or an answer by its actual size, not by the sizes in its header."""
+"""A byte budget that limits arrays made from a file or an answer by its actual size, not by the sizes that its header states."""
 
 import os
 
@@ -9,12 +9,12 @@ FREE_BYTES, FACTOR = 64 * 2**20, 4
 
 
 def require_budget(num_bytes: int, what: str, cure: str, source_bytes: int | None = None) -> None:
-    """Raises InputError if arrays would be too large. Call it with products of sizes, before memory is allocated.
+    """Raises InputError if arrays would be too large. Call it before memory is allocated.
 
     Args:
         num_bytes: Size of the arrays in bytes.
-        what: Name of the arrays in the message, such as ``"counts of 4 micro-steps"``.
-        cure: Remedy in the message.
+        what: Description of the arrays in the message, such as ``"counts of 4 micro-steps"``.
+        cure: Remedy that the message suggests.
         source_bytes: Size in bytes of the source that states the sizes. None means that the caller chose the sizes, so that only
             the machine's memory limits them.
     """

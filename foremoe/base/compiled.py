@@ -1,4 +1,4 @@
-"""`kernel`: numba's ``njit`` for the package, with a disk cache that detects edits in other files and needs no home folder."""
+"""`kernel`, which is numba's ``njit`` with a disk cache that detects edits in other files and needs no home folder."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ _DIGEST_BYTES = 32
 
 
 def inner_kernel(function: Callable[..., Any]) -> Any:
-    """Variant of `kernel` for functions that allocate nothing and are called by kernels. Python runs them uncompiled.
+    """Compiles functions that allocate nothing and are called by kernels. Called from Python, they run uncompiled.
 
     Allocation is a compile error, and so is ``a[:] = b``. numba does not count references in these functions, because counting
-    for arrays in tuples costs more than the work of a small function. They have no entry point for Python, which would take a
-    tenth of the compile time.
+    those to arrays in tuples takes longer than the work of a small function. The functions have no entry point for Python,
+    because it would take a tenth of the compile time.
     """
     dispatcher: Any = kernel(function, _nrt=False, forceinline=True, no_cpython_wrapper=True)
     jitted = is_jitted(dispatcher)
@@ -51,15 +51,15 @@ def inner_kernel(function: Callable[..., Any]) -> Any:
 
 
 def inlined_kernel(function: Callable[..., Any]) -> Any:
-    """Variant of `kernel` for functions with a single caller, which are compiled as a part of it."""
+    """Compiles functions with a single caller as a part of this caller."""
     return kernel(function, inline="always")
 
 
 def kernel(function: Callable[..., Any], **options: Any) -> Any:
-    """Compiles a function like ``njit(nogil=True, cache=True)``, and again if any source file of the machine code changes.
+    """Compiles a function like ``njit(nogil=True, cache=True)``, and recompiles it if any of its source files changes.
 
-    numba checks only the file of the function itself, and would keep running outdated callees. If neither the installation nor
-    the home folder is writable, the cache is in the temporary folder, or disabled.
+    numba alone checks only the file of the function itself, and would keep running outdated callees. If neither the installation
+    nor the home folder is writable, the cache is in the temporary folder. If that is not possible, the cache is disabled.
     """
     options |= {"nogil": True, "no_cfunc_wrapper": True}  # nothing calls kernels from C
     dispatcher: Any = njit(**options)(function)
@@ -104,14 +104,14 @@ event.register("numba:compile", _CLOCK)
 
 
 def compile_seconds() -> tuple[float, float]:
-    """Returns the process's wall time spent compiling so far and this thread's CPU time in finished compilations, in seconds."""
+    """Returns the process's wall time of all compilations and this thread's CPU time of finished compilations, in seconds."""
     under_way = sum(time.perf_counter() - wall_s for wall_s, _ in _CLOCK.begun[:1])
     return _CLOCK.wall_s + under_way, _CLOCK.cpu_s.get(threading.get_ident(), 0.0)
 
 
 @contextlib.contextmanager
 def watch_compilation(compiled: Callable[[str], None] | None) -> Iterator[None]:
-    """Calls `compiled` with the name of every function that is compiled, and not loaded from disk, inside the block."""
+    """Calls `compiled` with the name of every function that is compiled in the block. Functions loaded from disk do not count."""
     if compiled is None:
         yield
         return

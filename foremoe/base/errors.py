@@ -1,4 +1,4 @@
-"""Errors that foremoe raises: bad input, a plan that violates a law, and a failed transfer."""
+"""Errors that foremoe raises for bad input, for plans that violate a law, and for failed transfers."""
 
 import contextlib
 import difflib
@@ -32,14 +32,14 @@ class Error(Exception):
 
 
 class InputError(Error, ValueError):
-    """Bad input from the caller. The message is one sentence with the numbers and a remedy."""
+    """Error for bad input from the caller. The message is one sentence with the numbers and a remedy."""
 
     def __init__(self, message: str = "") -> None:
         super().__init__(_sentence(message))
 
 
 class PlanError(Error, ValueError):
-    """Violation of a law by a plan. The laws are listed in docs/plan-format.md.
+    """Error for a plan that violates a law. The laws are listed in docs/plan-format.md.
 
     Args:
         law: Name of the law, such as ``tokens``, ``homes``, ``canonical``, ``quota``, ``residency`` or ``buffers``.
@@ -55,7 +55,7 @@ class PlanError(Error, ValueError):
 
 
 class TransferError(Error, RuntimeError):
-    """Weights, gradients or tokens did not arrive. The step cannot continue, and its result must not be used.
+    """Error for weights, gradients or tokens that did not arrive. The step cannot continue, and its result must not be used.
 
     Args:
         message: One sentence with the numbers and a remedy.
@@ -68,11 +68,11 @@ class TransferError(Error, RuntimeError):
 
 
 class StaleWeights(TransferError):
-    """Weights changed between the start of a plan and a copy, because the optimizer stepped while the plan was running."""
+    """Error for weights that changed after the start of a plan and before a copy, because the optimizer stepped in between."""
 
 
 def first_line(error: BaseException) -> str:
-    """Returns the first line of an error's message, or the name of its type."""
+    """Returns the first line of an error's message, or the name of the error's type if the message is empty."""
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 
@@ -83,7 +83,7 @@ def reason(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def naming(where: str, names: Mapping[str, str] | None = None) -> Iterator[None]:
-    """Prefixes `where` to the message of an `InputError` in the block, and replaces field names by the file's own `names`."""
+    """Adds `where` before the message of an `InputError` in the block, and replaces field names in it according to `names`."""
     try:
         yield
     except InputError as error:
@@ -95,7 +95,7 @@ def naming(where: str, names: Mapping[str, str] | None = None) -> Iterator[None]
 
 @contextlib.contextmanager
 def file_errors(path: str | os.PathLike[str], verb: str, cure: str) -> Iterator[None]:
-    """Converts the system's errors about a file or its name in the block to an `InputError`."""
+    """Converts errors of the operating system about a file or its name in the block to an `InputError`."""
     try:
         yield
     except InputError:

@@ -1,4 +1,4 @@
-"""Third-party solvers and backends, found by entry point if foremoe itself does not have one of that name."""
+"""Third-party solvers and backends, which are found by entry point if foremoe itself has none with the name."""
 
 import functools
 from importlib.metadata import EntryPoint, entry_points
@@ -17,14 +17,17 @@ def entry_point_names(group: str) -> list[str]:
 
 
 def entry_point_of(group: str, name: str) -> str | None:
-    """Returns the name of the entry point `name`, or of the first one whose object has that name, without importing it."""
+    """Returns the name of the entry point `name` or, if there is none, of the first one whose object has this name.
+
+    The object is not imported. Returns None if neither exists.
+    """
     found = _found(group)
     return name if name in found else next((point.name for point in found.values() if point.attr == name), None)
 
 
 @functools.cache
 def load_entry_point(group: str, name: str) -> Any:
-    """Returns the object registered as `name`."""
+    """Imports and returns the object that is registered as `name`."""
     point = _found(group)[name]
     try:
         return point.load()

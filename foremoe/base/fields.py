@@ -1,4 +1,4 @@
-"""Checks of the fields of frozen values, and conversion of these values to and from TOML tables."""
+"""Functions that check the fields of frozen values, and that convert these values to and from TOML tables."""
 
 import dataclasses
 import difflib
@@ -36,7 +36,7 @@ def whole(value: object, name: str, low: int = 1, high: float = math.inf) -> int
 
 
 def real(value: object, name: str, low: float = 0.0, high: float = math.inf, *, open_low: bool = True) -> float:
-    """Returns `value` as a finite float in (low, high], or in [low, high] with `open_low` False."""
+    """Returns `value` as a finite float in (low, high] or, if `open_low` is False, in [low, high]."""
     if isinstance(value, bool | np.bool_) or not isinstance(value, Real):
         raise InputError(f"{name} must be a number; got {shown(value)}.")
     try:
@@ -60,14 +60,14 @@ def flag(value: object, name: str) -> bool:
 
 
 def text(value: object, name: str) -> str:
-    """Returns `value` if it is a string of printable characters that is not blank."""
+    """Returns `value` unchanged. Refuses anything but a string of printable characters that is not blank."""
     if not isinstance(value, str) or not value.strip() or not value.isprintable():
         raise InputError(f"{name} must be a line of printable text; got {shown(value)}.")
     return value
 
 
 def check_fields(value: Any, checks: Sequence[tuple[Callable[[Any, str], Any], Sequence[str]]]) -> None:
-    """Replaces fields of a frozen dataclass instance by the results of checks. Skips None if it is the default."""
+    """Replaces fields of a frozen dataclass instance by the results of checks. Skips a None that is the default."""
     for check, names in checks:
         for name in names:
             given = getattr(value, name)
@@ -76,13 +76,13 @@ def check_fields(value: Any, checks: Sequence[tuple[Callable[[Any, str], Any], S
 
 
 def scalars(value: Any) -> dict[str, Any]:
-    """Returns the fields of a dataclass instance that hold a single number, bool or string, in order."""
+    """Returns the fields of a dataclass instance whose values are a single number, bool or string, in order."""
     pairs = ((f.name, getattr(value, f.name)) for f in dataclasses.fields(value))
     return {name: item for name, item in pairs if isinstance(item, bool | int | float | str)}
 
 
 def check_keys(table: Mapping[str, Any], known: Collection[str], required: Collection[str], where: str) -> None:
-    """Raises InputError if `table` has a key that is not in `known` or lacks one of `required`."""
+    """Raises InputError if `table` has a key that is not in `known`, or if it lacks a key in `required`."""
     unknown = [key for key in table if key not in known]
     if unknown:
         near = difflib.get_close_matches(str(unknown[0]), known, _NEAR_KEYS, 0.0)
@@ -122,12 +122,12 @@ def _shipped(file: str) -> dict[str, dict[str, Any]]:
 
 
 def preset_names(file: str) -> tuple[str, ...]:
-    """Returns the names of the presets in a shipped file, in the file's order."""
+    """Returns the names of the presets in a file of the package, in the order of the file."""
     return tuple(_shipped(file))
 
 
 def preset(file: str, name: str, kind: str) -> dict[str, Any]:
-    """Returns a copy of one preset's table with its name added. Case does not matter."""
+    """Returns a copy of a preset's table, to which the name is added. The case of `name` does not matter."""
     key = name.strip().lower() if isinstance(name, str) else ""
     if key not in _shipped(file):
         raise InputError(f"there is no {kind} preset {shown(name)}; choose one of {', '.join(preset_names(file))}.")
@@ -135,7 +135,7 @@ def preset(file: str, name: str, kind: str) -> dict[str, Any]:
 
 
 def shown(value: object) -> str:
-    """Shortens `value` to one line of at most 60 characters, for messages."""
+    """Returns `value` for messages, as text shortened to one line of at most 60 characters."""
     if isinstance(value, int) and value.bit_length() > 128:
         return "a number of more than 38 digits"
     line = ascii(value).replace("\n", " ")

@@ -1,4 +1,4 @@
-"""Description of the processor and of the cores that this process may use."""
+"""Description of the processor and number of cores that this process may use."""
 
 import os
 import platform

@@ -1,4 +1,4 @@
-"""Names of a package that are loaded on first use."""
+"""Lazy loading of a package's names, which are imported on first use."""
 
 import importlib
 import sys
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def lazy(package: str, names: Mapping[str, Iterable[str]]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Returns a package's ``__getattr__`` and ``__dir__``, which load the given names, or a submodule, on first use."""
+    """Returns ``__getattr__`` and ``__dir__`` for a package. They load the given names and submodules on first use."""
     home = {name: module for module, its in names.items() for name in its} | {name: "" for name in names if "." not in name}
 
     def load(name: str) -> Any:

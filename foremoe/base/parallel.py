@@ -1,7 +1,7 @@
-"""Parallel runs of row kernels over blocks of rows on the library's own threads, with progress and cancellation.
+"""Runs row kernels in parallel over blocks of rows, on the library's own threads, with progress and cancellation.
 
-Kernels are serial and release the GIL, so plain threads work in parallel without numba's threading layer, which does not survive
-fork. Rows are independent, so blocks do not change results.
+Kernels are serial and release the GIL, so plain threads work in parallel. numba's threading layer is not used, because it does
+not survive a fork. Rows are independent of each other, so the blocks do not change results.
 """
 
 import contextlib
@@ -20,7 +20,10 @@ from foremoe.base.hardware import cores
 
 @dataclass(frozen=True, slots=True)
 class RowRunner:
-    """Options of `for_rows`: number of threads, progress callback (gets the rows done since its last call), and cancel event."""
+    """Options of `for_rows`: number of threads, progress callback, and cancel event.
+
+    The callback gets the number of rows that were finished since its last call.
+    """
 
     num_threads: int = 1
     progress: Callable[[int], None] | None = None
@@ -35,7 +38,7 @@ _RUNNER: contextvars.ContextVar[RowRunner | None] = contextvars.ContextVar("fore
 def row_runner(
     num_threads: int | None = None, progress: Callable[[int], None] | None = None, cancel: threading.Event | None = None
 ) -> Iterator[RowRunner]:
-    """Sets the `RowRunner` of solvers that are called inside the block. The planner wraps every level in it."""
+    """Sets the `RowRunner` of solvers that are called inside the block. The planner calls every level in such a block."""
     runner = RowRunner(cores() if num_threads is None else whole(num_threads, "num_threads"), progress, cancel)
     token = _RUNNER.set(runner)
     try:
@@ -45,9 +48,9 @@ def row_runner(
 
 
 def for_rows(block: Callable[[int, int], object], num_rows: int, rows_per_block: int = 256, *, whole: bool = False) -> Array:
-    """Calls ``block(low, high)`` over all rows in blocks. Returns bool [N], which is False for rows that a cancellation skipped.
+    """Calls ``block(low, high)`` for all blocks of rows. Returns bool [N], which is False for rows that a cancellation skipped.
 
-    With `whole`, the call cannot be cancelled and does not count as progress. Use it for figures, which must be complete.
+    If `whole` is True, the call cannot be cancelled and does not count as progress. Use it for figures, which must be complete.
     """
     runner = _RUNNER.get() or RowRunner()
     if whole:

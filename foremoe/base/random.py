@@ -1,4 +1,4 @@
-"""Random numbers for compiled searches, from one generator with the same results on all machines."""
+"""A random number generator for compiled searches, which has the same results on all machines."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""A strict parser for JSON from files, and its validation against a JSON schema."""
+"""A strict parser for JSON from files, and a validator of JSON values against a schema."""
 
 import json
 import math
@@ -16,7 +16,7 @@ _KINDS: dict[str, Any] = {
 
 
 def parse_json(text: str | bytes, limit: int = MAX_JSON_BYTES) -> Any:
-    """Returns the value of a JSON text of at most `limit` bytes.
+    """Parses a JSON text of at most `limit` bytes and returns its value.
 
     Raises:
         ValueError: The text is too long, is not valid JSON, or contains NaN or infinities.
@@ -30,7 +30,7 @@ def parse_json(text: str | bytes, limit: int = MAX_JSON_BYTES) -> Any:
 
 
 def faults(value: Any, schema: dict[str, Any], at: str = "header") -> Iterator[str]:
-    """Yields every violation of a JSON schema by `value`, with its location. Supports the keywords that foremoe's schemas use."""
+    """Yields every violation of a JSON schema by `value`, with its location. Supports the keywords in foremoe's schemas."""
     names = schema.get("type", [])
     names = [names] if isinstance(names, str) else names
     fits = [isinstance(value, _KINDS[name]) and (name == "boolean" or not isinstance(value, bool)) for name in names]

@@ -1,4 +1,4 @@
-"""HTML tables that show values in notebooks."""
+"""Functions that make HTML tables, which show values in notebooks."""
 
 import dataclasses
 import html
@@ -20,7 +20,7 @@ def table(caption: str, figures: Mapping[str, str], below: str = "") -> str:
 
 
 def fields(value: Any) -> str:
-    """Returns the `table` of a dataclass instance. Shows dtype and shape of arrays, and the shortened `repr` of other fields."""
+    """Returns a `table` of a dataclass instance. It shows dtype and shape of arrays, and the shortened `repr` of other fields."""
     shown = {field.name: _text(getattr(value, field.name)) for field in dataclasses.fields(value)}
     return table(type(value).__name__, shown)
 

@@ -1,4 +1,4 @@
-"""A reader of arrays in ``.safetensors`` and ``.npz`` files that does not trust any size that a file states."""
+"""A reader of arrays in ``.safetensors`` and ``.npz`` files, which checks every size that a file states."""
 
 import contextlib
 import math
@@ -34,7 +34,7 @@ _FAULTS = (ValueError, KeyError, OSError, EOFError, RuntimeError, NotImplemented
 
 
 class Stored(NamedTuple):
-    """Open file of arrays."""
+    """An open file of arrays."""
 
     names: frozenset[str]
     read: Callable[[str], Array]  # reads one array by its name
@@ -55,9 +55,9 @@ def array_of(data: bytes | memoryview, dtype: np.dtype[Any], shape: Sequence[int
 
 
 def npy_array(blob: memoryview) -> Array:
-    """Reads the array of an in-memory ``.npy`` file, numbers or a single string, without a copy.
+    """Returns the array in the bytes of an ``.npy`` file, without a copy. It holds either numbers or a single string.
 
-    It does not use numpy's reader, which evaluates the header as Python, and whose errors and warnings are unpredictable.
+    numpy's own reader is not used, because it evaluates the header as Python, and its errors and warnings are unpredictable.
     """
     width = {1: 2, 2: 4, 3: 4}.get(blob[6] if len(blob) > 6 and blob[:6] == NPY else 0, 0)
     at = 8 + width + int.from_bytes(blob[8 : 8 + width], "little")
@@ -97,10 +97,10 @@ def _npy_shape(axes: str | None) -> tuple[int, ...] | None:
 
 @contextlib.contextmanager
 def open_stored(source: Path, what: str, *, archive: bool = False, max_bytes: int | None = None) -> Iterator[Stored]:
-    """Opens a file of arrays.
+    """Opens a file of arrays for reading.
 
     Args:
-        what: Expected kind of file in messages, such as ``"a plan file"``.
+        what: Expected kind of file, for messages, such as ``"a plan file"``.
         archive: Whether the file is ``.npz`` instead of safetensors.
         max_bytes: Limit of the decompressed arrays in bytes. Defaults to 64 MiB, or 16 times the file size if that is more.
 

@@ -19,7 +19,7 @@ from foremoe.base.stored import HEADER_KEY, open_stored
 
 
 def digest(header: dict[str, Any], tensors: dict[str, Array]) -> str:
-    """Returns a checksum of 32 hex digits over a JSON header and the names, dtypes, shapes and bytes of arrays."""
+    """Returns a checksum of a JSON header and of the names, dtypes, shapes and bytes of arrays, as 32 hex digits."""
     state = hashlib.blake2b(json.dumps(header, sort_keys=True).encode(), digest_size=16)
     for name in sorted(tensors):
         array = np.ascontiguousarray(tensors[name])
@@ -37,14 +37,14 @@ def tensor_bytes(header: dict[str, Any], tensors: dict[str, Array]) -> bytes:
 def write_tensors(
     path: str | os.PathLike[str], kind: str, version: int, header: dict[str, Any], tensors: dict[str, Array]
 ) -> None:
-    """Writes arrays with a header of JSON values, a file kind such as ``"workload"``, a format version and a checksum."""
+    """Writes a file with arrays, a header of JSON values, a kind such as ``"workload"``, a format version and a checksum."""
     full = {**header, "kind": kind, "format": version}
     full["checksum"] = digest(full, tensors)
     write_file(path, tensor_bytes(full, tensors))
 
 
 def read_tensors(path: str | os.PathLike[str], kind: str, version: int) -> tuple[dict[str, Any], dict[str, Array]]:
-    """Reads the header and arrays that `write_tensors` wrote. Refuses other kinds, newer formats and damaged files."""
+    """Reads header and arrays that `write_tensors` wrote. Refuses files of another kind or a newer format, and damaged files."""
     source = Path(path)
     with open_stored(source, f"a {kind} file") as stored:
         header = json_header(stored.header)
@@ -58,7 +58,7 @@ def read_tensors(path: str | os.PathLike[str], kind: str, version: int) -> tuple
 
 
 def header_of(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Returns the header of a foremoe file without checking it, or an empty dict if there is none."""
+    """Returns the header of a foremoe file without checking it, or an empty dict if the file has no header."""
     open_regular(path).close()
     try:
         archive = os.fspath(path).lower().endswith(".npz")
@@ -69,13 +69,13 @@ def header_of(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def kind_of(path: str | os.PathLike[str]) -> str | None:
-    """Returns the kind in a file's header, such as ``"plan"``, or None if there is no header."""
+    """Returns the kind that a file's header states, such as ``"plan"``, or None if the file has no header."""
     kind = header_of(path).get("kind")
     return kind if isinstance(kind, str) else None
 
 
 def json_header(text: str | None) -> dict[str, Any]:
-    """Returns the table in a header's text, or an empty dict if there is none."""
+    """Returns the table in a header's JSON text, or an empty dict if the text is not a table."""
     try:
         header = parse_json(text or "")
     except ValueError:
@@ -85,7 +85,7 @@ def json_header(text: str | None) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def naming_fields(path: str | os.PathLike[str], header: dict[str, Any]) -> Iterator[None]:
-    """Adds the file's name to errors in the block, which makes a value from the result of `read_tensors`."""
+    """Adds the file's name to errors in the block. Use it where a value is made from the result of `read_tensors`."""
     try:
         with naming(repr(os.fspath(path))):
             yield

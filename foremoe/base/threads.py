@@ -1,4 +1,4 @@
-"""Calls in daemon threads, whose results can be awaited with a timeout."""
+"""Calls of functions in daemon threads, whose results can be awaited with a timeout."""
 
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 def call_in_thread(work: Callable[[], T], name: str) -> Future[T]:
-    """Calls `work` in a daemon thread and returns the future of its result. A thread that hangs does not delay the exit."""
+    """Calls `work` in a daemon thread and returns the future of its result. A thread that hangs does not delay process exit."""
     made: Future[T] = Future()
 
     def run() -> None:

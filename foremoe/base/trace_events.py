@@ -1,4 +1,4 @@
-"""Chrome's trace event format, which Perfetto reads and training profilers write."""
+"""Writer of Chrome's trace event format, which Perfetto can read and training profilers also write."""
 
 import gzip
 import heapq
@@ -17,7 +17,7 @@ MAX_EVENTS = 2_000_000
 class TraceEvents:
     """Events of one trace. Times are given in seconds and written in microseconds, rounded to nanoseconds.
 
-    Slices of one track must be nested or follow each other. Put overlapping ones on several tracks (see `levels`).
+    Slices of one track must be nested or follow each other. Put slices that overlap on several tracks (see `levels`).
     """
 
     def __init__(self) -> None:
@@ -25,17 +25,17 @@ class TraceEvents:
         self._flows = 0
 
     def process(self, pid: int, name: str) -> None:
-        """Names a group of tracks. Viewers show groups in the order of their numbers."""
+        """Names a group of tracks. Viewers show groups in the order of `pid`."""
         self._add(ph="M", pid=pid, tid=0, ts=0, name="process_name", args={"name": name})
         self._add(ph="M", pid=pid, tid=0, ts=0, name="process_sort_index", args={"sort_index": pid})
 
     def track(self, pid: int, tid: int, name: str) -> None:
-        """Names a track of a group. Viewers show tracks in the order of their numbers."""
+        """Names a track of a group. Viewers show tracks in the order of `tid`."""
         self._add(ph="M", pid=pid, tid=tid, ts=0, name="thread_name", args={"name": name})
         self._add(ph="M", pid=pid, tid=tid, ts=0, name="thread_sort_index", args={"sort_index": tid})
 
     def slice(self, at: tuple[int, int], name: str, start_s: float, end_s: float, args: Mapping[str, Any] | None = None) -> None:
-        """Adds a slice to the track `at`, given as (group, track). Skips a slice shorter than a nanosecond."""
+        """Adds a slice to the track `at`, given as (group, track). Skips slices that are shorter than a nanosecond."""
         start, end = _microseconds(start_s), _microseconds(end_s)
         if end <= start:
             return
@@ -70,7 +70,7 @@ class TraceEvents:
 
 
 def levels(spans: Sequence[tuple[float, float]]) -> list[int]:
-    """Returns the first free level of every span (start, end), so that spans of a level do not overlap.
+    """Returns the first free level for every span (start, end), so that spans on the same level do not overlap.
 
     Spans must be sorted by start.
     """

@@ -1,6 +1,6 @@
 """Calibration of the cost model's constants by measurements on this machine. See docs/calibration.md.
 
-The package can be imported without torch. Measuring requires it.
+The package can be imported without torch, but measurements require torch.
 """
 
 from foremoe.calibrate.case import Case

@@ -1,4 +1,4 @@
-"""Case: the sizes that a calibration measures, and a check that the requested time suffices."""
+"""`Case`, which holds the sizes that a calibration measures, and a check that the requested time suffices."""
 
 import math
 from collections.abc import Callable
@@ -21,13 +21,15 @@ _MOST_BYTES = 1 << 30  # limit for one rank's expert weights and gradients in on
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """Sizes to measure. The fitted constants are valid near these sizes.
+    """Sizes for which a calibration measures times. The fitted constants are valid near these sizes.
 
     Attributes:
-        model: Sizes of experts and attention. Weights of 4 bytes are measured as float32, those of 2 bytes as bfloat16.
-        num_ranks: Number of ranks in the EP group. With one rank, compute and the host store are measured, but no links.
+        model: Model that gives the sizes of experts and attention. Weights of 4 bytes are measured as float32, and weights of 2
+            bytes as bfloat16.
+        num_ranks: Number of ranks in the EP group. With one rank, compute and the host store are measured, but links between
+            ranks are not.
         tokens: Number of tokens per rank and micro-step, in the middle of the measured range.
-        sequence_length: Number of tokens of every sequence, at most `tokens`.
+        sequence_length: Length of every sequence in tokens, at most `tokens`.
         seconds: Approximate duration of the measurement.
         math: Function that creates the `foremoe.runtime.ExpertMath`. Defaults to `SwiGLU`.
         layer: Function of (model, num_experts, dtype, device) that creates the `foremoe.calibrate.layer.Layer`. Defaults to
@@ -35,7 +37,7 @@ class Case:
         seed: Seed of weights and routing.
 
     Raises:
-        InputError: A number is out of range, or the ranks do not divide the experts.
+        InputError: A number is out of range, or the number of ranks does not divide the number of experts.
     """
 
     model: Model
@@ -60,7 +62,7 @@ class Case:
 
     @property
     def num_experts(self) -> int:
-        """Number of experts in the measured layers: that of the model, or as many as memory allows, but at least top-k."""
+        """Number of experts in the measured layers: as many of the model's experts as fit into memory, but at least top-k."""
         per_rank = self.model.num_experts // self.num_ranks
         room = max(1, int(_MOST_BYTES // (self.model.expert_bytes + self.model.gradient_bytes)))
         least = -(-self.model.num_topk // self.num_ranks)
@@ -68,7 +70,7 @@ class Case:
 
 
 def least_seconds(case: Case, flops_per_s: float) -> tuple[float, float]:
-    """Returns the seconds of the fewest runs in two parts, of which only the second depends on the number of tokens."""
+    """Returns the time of the fewest possible runs in seconds: a fixed part, and a part that depends on the number of tokens."""
     model, tokens = case.model, case.tokens
     per_rank = case.num_experts // case.num_ranks
     runs = FEWEST_RUNS * _PASSES * NUM_LAYERS
@@ -79,7 +81,7 @@ def least_seconds(case: Case, flops_per_s: float) -> tuple[float, float]:
 
 
 def require_time(case: Case, flops_per_s: float) -> None:
-    """Raises InputError if even the fewest runs would take far longer than `case.seconds`."""
+    """Raises InputError if even the smallest possible number of runs would take much longer than `case.seconds`."""
     fixed_s, by_tokens_s = least_seconds(case, flops_per_s)
     least_s, most_s = fixed_s + by_tokens_s, _SLACK * case.seconds + _SLACK_S
     if least_s <= most_s:

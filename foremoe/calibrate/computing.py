@@ -1,4 +1,4 @@
-"""Times of a rank's compute in a layer and micro-step, of experts alone and of whole layers whose experts return their input."""
+"""Measures a rank's compute in a layer and micro-step, for experts alone and for layers whose experts return their input."""
 
 import itertools
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ _TIMEOUT_S = 120.0
 
 
 class ExpertCompute:
-    """Grouped expert compute of this rank, run with the runtime's own function."""
+    """Grouped expert compute of this rank, which calls the runtime's own function."""
 
     def __init__(self, group: Group, case: Case, dtype: torch.dtype, device: torch.device) -> None:
         self.group, self.case = group, case
@@ -45,11 +45,11 @@ class ExpertCompute:
         self.stage = HomeStage(self.bank)
 
     def inputs(self, num_S: Sequence[int]) -> torch.Tensor:
-        """Returns random received pairs, sorted by slot."""
+        """Returns random inputs for the pairs that the rank receives, sorted by slot."""
         return torch.randn(sum(num_S), self.case.model.hidden_size, dtype=self.bank.dtype, device=self.bank.device)
 
     def row(self, num_S: list[int], layer: int = 0) -> Row:
-        """Returns the row for `forward`, with everything that a runtime layer prepares before its experts run."""
+        """Returns the `row` for `forward`, with everything that a layer of the runtime prepares before its experts run."""
         return Row.of(self.bank, self.stage, ComputeTime(), 0, layer, num_S)
 
     def forward(self, x_YH: torch.Tensor, row: Row) -> torch.Tensor:
@@ -57,7 +57,7 @@ class ExpertCompute:
         return GroupedExperts.apply(x_YH, row, Phase.FORWARD)
 
     def flops_per_s(self, watch: Stopwatch) -> float:
-        """Measures the FLOP/s of a rank with few pairs, because the machine may be slow."""
+        """Measures the FLOP/s of a rank. Uses few pairs, because the machine may be slow."""
         busy = min(2, self.bank.num_base)
         num_S = [_TRIED_PAIRS] * busy + [0] * (self.bank.num_base - busy)
         x_YH, row = self.inputs(num_S), self.row(num_S)
@@ -65,7 +65,10 @@ class ExpertCompute:
         return 3.0 * sum(num_S) * self.case.model.flops_per_pair / seconds
 
     def points(self, watch: Stopwatch, budget_s: float) -> list[Point]:
-        """Times few pairs in all or some slots (bound by reading weights), all pairs in two slots, and loads of drawn routing."""
+        """Measures few pairs in all or some slots, all pairs in two slots, and loads of random routing.
+
+        With few pairs, the time is determined by reading weights.
+        """
         G, per_rank = self.group.size, self.bank.num_base
         two = min(2, per_rank)
         even = [*itertools.product(FEW_PAIRS, sorted({per_rank, -(-per_rank // 4)}))]
@@ -97,7 +100,7 @@ class ExpertCompute:
 
 
 class Layers:
-    """Whole layers on this rank, which the runtime runs at home and with a plan without replicas."""
+    """Whole layers on this rank, which the runtime runs both without a plan and with a plan that has no replicas."""
 
     def __init__(self, group: Group, case: Case, dtype: torch.dtype, device: torch.device, node_of_rank: Sequence[int]) -> None:
         self.group, self.case, self.device, self.dtype, self.node_of_rank = group, case, device, dtype, tuple(node_of_rank)
@@ -111,7 +114,7 @@ class Layers:
         self.runtime = Runtime(bank, group=group, timeout_s=_TIMEOUT_S)
 
     def points(self, watch: Stopwatch, budget_s: float) -> list[Point]:
-        """Times several numbers of tokens with even and with heavy routing, each at home and with a plan in turn."""
+        """Measures several numbers of tokens with even and with heavy routing. Runs at home and with a plan take turns."""
         cases = list(itertools.product(SHARES, (False, True)))
         return [p for share, heavy in cases for p in self._at(watch, share, heavy, budget_s / len(cases))]
 
@@ -160,12 +163,12 @@ class Layers:
 
 
 def draw_routing(case: Case, tokens: int, heavy: bool) -> Routing:
-    """Draws routing of `tokens` tokens on every rank."""
+    """Draws random routing of `tokens` tokens on every rank."""
     return Routing.draw(tokens, case.num_ranks, case.num_experts, case.model.num_topk, heavy=heavy, seed=case.seed)
 
 
 def static_plan(case: Case, routing: Routing, tokens: int, rank: int) -> tuple[Plan, Array]:
-    """Returns a plan with a spare slot and without replicas, for layers that all have this routing, and the split of a rank."""
+    """Returns a plan with a spare slot and without replicas, and a rank's split. All layers of the plan have this routing."""
     G, E = routing.load_GE.shape
     load_MLGE = np.broadcast_to(routing.load_GE, (_MICRO_STEPS, NUM_LAYERS, G, E))
     work = Workload.from_counts(load_MLGE, num_topk=case.model.num_topk, tokens_MG=np.full((_MICRO_STEPS, G), tokens))

@@ -1,4 +1,4 @@
-"""Times of weight copies over every available transfer backend, alone and while experts compute."""
+"""Measures weight copies over every available transfer backend, alone and while experts compute."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ _MOST_LOOPS, _ROUNDS = 200, 4
 
 
 class Way(NamedTuple):
-    """A transfer backend on one kind of link."""
+    """A combination of a transfer backend and a kind of link."""
 
     backend: str
     kind: str  # kind of its points
@@ -32,7 +32,7 @@ class Way(NamedTuple):
 
 
 class Blocks:
-    """Memory to copy, as `Buffers` of the backends. "Layers" are sizes, and experts are `_AT_ONCE` blocks of a size per rank."""
+    """Memory to copy, as `Buffers` of the backends. A layer number stands for a size, and its experts are blocks of that size."""
 
     def __init__(self, rank: int, model: Model, device: torch.device) -> None:
         make = lambda size: [torch.zeros(size, dtype=torch.uint8, device=device) for _ in range(_AT_ONCE)]  # noqa: E731
@@ -55,7 +55,7 @@ class Blocks:
 
 
 class Copies:
-    """Copies from every rank to its next rank, or copies from the host store. They can be repeated."""
+    """Repeatable copy operations, either from every rank to its next rank or from the host store."""
 
     def __init__(self, group: Group, model: Model, device: torch.device, way: Way) -> None:
         self.group, self.way, self.by_host = group, way, way.kind == "copy from host"
@@ -74,7 +74,7 @@ class Copies:
             raise
 
     def start(self, layer: int, num: int) -> Any:
-        """Starts `num` copies of one size to this rank and from it."""
+        """Starts this rank's end of `num` copies of one size, both to this rank and from it."""
         me = self.group.rank
         from_rank, to_rank = self.way.to_G.index(me), self.way.to_G[me]
         if to_rank == me and not self.by_host:
@@ -92,7 +92,7 @@ class Copies:
 
 
 def find_ways(group: Group, model: Model, device: torch.device, node_of_rank: Sequence[int]) -> tuple[list[Way], dict[str, str]]:
-    """Returns all backends on all available kinds of link, and why other backends cannot be measured. Collective.
+    """Returns all backends on all available kinds of link, and reasons why other backends cannot be measured. Collective.
 
     A backend is available if it opens and publishes weights on all ranks.
     """
@@ -131,7 +131,10 @@ def _ways_of(name: str, node_of_rank: Sequence[int]) -> list[Way]:
 
 
 def next_rank(node_of_rank: Sequence[int], across: bool) -> tuple[int, ...]:
-    """Returns the rank to which every rank sends, in rings inside nodes or between the n-th ranks of nodes. It may be itself."""
+    """Returns the rank to which each rank sends, in rings inside nodes or, if `across`, in rings of the n-th ranks of all nodes.
+
+    A rank that is alone in its ring sends to itself.
+    """
     place_G = [list(node_of_rank[:g]).count(node) for g, node in enumerate(node_of_rank)]
     ring_G = place_G if across else node_of_rank
     rings = {ring: [g for g, mine in enumerate(ring_G) if mine == ring] for ring in ring_G}
@@ -139,7 +142,7 @@ def next_rank(node_of_rank: Sequence[int], across: bool) -> tuple[int, ...]:
 
 
 def copy_points(copies: Copies, watch: Stopwatch, budget_s: float) -> list[Point]:
-    """Times copies of several sizes, one at a time and several at once."""
+    """Measures copies of several sizes, each with one copy at a time and with several copies at once."""
     points, sizes = [], copies.blocks.sizes
     for layer, size in enumerate(sizes):
         for num in (1, _AT_ONCE):
@@ -157,9 +160,10 @@ def copy_points(copies: Copies, watch: Stopwatch, budget_s: float) -> list[Point
 def beside_point(
     copies: Copies, watch: Stopwatch, compute: Callable[[], None], alone_s: float, compute_s: float, budget_s: float
 ) -> Point:
-    """Measures the seconds that copies of experts add to compute.
+    """Measures the time in seconds that concurrent copies of experts add to compute.
 
-    `alone_s` is the time of the copies alone, and `compute_s` that of the compute, which is repeated to cover the copies.
+    `alone_s` is the time of the copies without compute, and `compute_s` is the time of the compute. The compute is repeated until
+    it takes longer than the copies.
     """
     layer, loops = len(_SHARES) - 1, min(_MOST_LOOPS, int(2.0 * alone_s / compute_s) + 1)
 

@@ -1,4 +1,4 @@
-"""Fit of the cost model's constants to measured points, with the residuals of each constant."""
+"""Fits the cost model's constants to measured points and computes the residuals of each constant."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -49,15 +49,16 @@ _ROWS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """Fitted constants with their residuals and faults.
+    """Result of a fit: the constants, their residuals, and any reasons why the constants do not count as calibrated.
 
     Attributes:
-        cluster: The constants, with the largest ``residual``. It is ``calibrated`` unless there are `faults`.
-        constants: The same constants one by one, with residuals.
-        checks: Copies between ranks, compared with the constants of the links, which were not fitted to them.
-        backends: Every measured transfer backend on every kind of link that it serves.
-        kept: Links that could not be measured and have figures from another cluster.
-        faults: Sentences of `foremoe.calibrate.gate` that say why the constants do not count as calibrated.
+        cluster: Cluster with the fitted constants. Its ``residual`` is the largest of all residuals. It is ``calibrated`` if
+            there are no `faults`.
+        constants: The fitted constants one by one, with their residuals.
+        checks: Comparison of copies between ranks with the constants of the links. The constants were not fitted to these copies.
+        backends: Fit of every measured transfer backend on every kind of link that the backend serves.
+        kept: Links that could not be measured. Their figures are taken from another cluster.
+        faults: Reasons from `foremoe.calibrate.gate` why the constants do not count as calibrated, as sentences.
     """
 
     cluster: Cluster
@@ -68,7 +69,7 @@ class Fit:
     faults: tuple[Fault, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the constants, their points and the verdict as plain values."""
+        """Returns the constants, their points and the verdict as a dict of plain values."""
         lists = {name: [dataclasses.asdict(x) for x in getattr(self, name)] for name in ("constants", "checks", "backends")}
         verdict = {"calibrated": self.cluster.calibrated, "residual": self.cluster.residual, "faults": [*map(str, self.faults)]}
         return {**verdict, **lists, "kept": list(self.kept)}
@@ -77,16 +78,16 @@ class Fit:
 def fit(measured: Measured, model: Model, *, name: str, source: str, base: Cluster | None = None) -> Fit:
     """Fits the constants with the smallest relative residuals.
 
-    Links are fitted first, to exchanges, which every layer has. They are only checked with copies. Expert compute comes next,
-    forward and backward, and then layers, with a ratio for their backward pass. The fixed time of a call of the experts counts as
-    part of a layer. The slowdown of compute by copies is fitted last, relative to the time that the constants predict for the
-    copies. If a kind of link has several backends, the first measured one counts.
+    The constants of links are fitted first. They are fitted to exchanges, which every layer has, and are only checked with
+    copies. Expert compute is fitted next, forward and backward. Then layers are fitted, with a ratio for their backward pass. The
+    fixed time to call the experts counts as part of a layer. The slowdown of compute by copies is fitted last, relative to the
+    time that the constants predict for the copies. If several backends were measured on a kind of link, the first one is used.
 
     Args:
         measured: Points to fit.
         model: Sizes of the measured model.
         name: Name of the cluster.
-        source: Origin of the figures. Kept figures and reasons against calibration are added to it.
+        source: Origin of the figures, as text. Figures from `base` and reasons against calibration are added to the text.
         base: Cluster whose figures are used for links that were not measured. Defaults to the preset 8xh100.
 
     Raises:

@@ -29,13 +29,13 @@ class Constant:
     """A fitted constant, or another figure that the fit relies on.
 
     Attributes:
-        name: Name in `Cluster`, or of a check.
+        name: Name of the field in `Cluster`, or name of a check.
         value: Fitted value.
         unit: Unit of the value.
         num_points: Number of points to which it was fitted, or 0 if it was not measured.
         median: Median of the absolute relative residuals, or None without points.
         worst: Largest absolute relative residual, or None without points.
-        spread: Median of `Point.spread` over its points, or None without points.
+        spread: Median of `Point.spread` over the points of the constant, or None without points.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Constant:
 
 
 class Fault(NamedTuple):
-    """A fault of constants. Its text is a sentence with the number, its limit and the cure."""
+    """A reason why constants do not count as calibrated. The text is a sentence with the figure, its limit and a remedy."""
 
     names: str
     what: str
@@ -64,7 +64,7 @@ def require_taken(cluster: Cluster, file: str, otherwise: str) -> None:
     Args:
         cluster: Content of the file.
         file: Name of the file.
-        otherwise: Sentence that says how to accept the file anyway.
+        otherwise: Sentence for the message that says how to accept the file in spite of its residual.
 
     Raises:
         InputError: The residual is above `MOST_TAKEN`.
@@ -76,16 +76,16 @@ def require_taken(cluster: Cluster, file: str, otherwise: str) -> None:
 
 
 def at_limit(constant: Constant) -> bool:
-    """Returns True if a constant was measured and the fit stopped at its limit, up to rounding."""
+    """Returns True if a constant was measured and its fitted value is at the limit of the constant, up to rounding."""
     limit = LIMITS.get(constant.name)
     return constant.num_points > 0 and limit is not None and math.isclose(constant.value, limit, rel_tol=1e-9)
 
 
 def faults(constants: Iterable[Constant]) -> tuple[Fault, ...]:
-    """Returns a fault for every figure that is not good enough.
+    """Returns one fault for every figure that fails.
 
-    A figure fails if a residual is above `MOST_RESIDUAL`, repeats spread by more than `MOST_SPREAD`, or a constant is at its
-    limit. Figures that were not measured cannot fail.
+    A figure fails if its residual is above `MOST_RESIDUAL`, if the spread of its repeats is above `MOST_SPREAD`, or if the
+    constant is at its limit. Figures that were not measured cannot fail.
     """
     found: dict[tuple[str, str], list[str]] = {}
     for constant in constants:

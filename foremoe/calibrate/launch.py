@@ -1,4 +1,4 @@
-"""Launch of a calibration: its ranks are started as processes of this machine, or were started by torchrun on several."""
+"""Launches a calibration, either on processes of this machine or on ranks that torchrun started on several machines."""
 
 import datetime
 import os
@@ -20,14 +20,15 @@ ProgressMaker = Callable[[], Progress]  # called on the rank that reports progre
 
 
 def default_ranks() -> int:
-    """Returns 2, so that there are links to measure, or 1 on a machine with one GPU."""
+    """Returns the default number of ranks: 1 on a machine with one GPU, otherwise 2, so that there are links to measure."""
     return 1 if _num_gpus() == 1 else 2
 
 
 def launch(case: Case, make_progress: ProgressMaker) -> Measured:
-    """Measures on ``case.num_ranks`` processes of this machine. If it has GPUs, each process gets its own.
+    """Measures on ``case.num_ranks`` processes of this machine. If the machine has GPUs, each process gets a GPU of its own.
 
-    `make_progress` must be a function of a module. If a rank fails, all other ranks are ended, and a TransferError says why.
+    `make_progress` must be a module-level function. If a rank fails, all other ranks are ended and a TransferError with the
+    reason is raised.
     """
     num_gpus = _num_gpus()
     if num_gpus and num_gpus < case.num_ranks:
@@ -45,7 +46,7 @@ def _num_gpus() -> int:
 
 
 def join_started(case: Case, make_progress: ProgressMaker) -> Measured:
-    """Calls `join` on a rank that another launcher started. All failures except bad input become one-sentence TransferErrors."""
+    """Calls `join` on a rank that another launcher started. Failures other than bad input are raised as TransferError."""
     try:
         return join(case, make_progress)
     except (InputError, TransferError):
@@ -65,7 +66,7 @@ def _join_or_refusal(case: Case, make_progress: ProgressMaker) -> Measured | Inp
 
 
 def join(case: Case, make_progress: ProgressMaker) -> Measured:
-    """Measures on this rank of an elastic launch."""
+    """Takes part in the measurements on this rank, which torchrun or `launch` started."""
     torch.set_num_threads(1)
     on_gpu = torch.cuda.is_available()
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")

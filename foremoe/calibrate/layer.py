@@ -1,4 +1,4 @@
-"""The parts of a decoder layer besides experts: norms, projections, attention within sequences, and the router."""
+"""All parts of a decoder layer except experts: norms, projections, attention within sequences, and the router."""
 
 from typing import Protocol
 
@@ -12,7 +12,7 @@ from foremoe.machine.model import Model
 
 
 class Layer(Protocol):
-    """The work of a layer besides experts, on whole sequences of equal length. Implemented by an ``nn.Module``."""
+    """Protocol of an ``nn.Module`` that does the work of a layer except experts, on whole sequences of equal length."""
 
     def __call__(self, x_TH: torch.Tensor, sequence_length: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Returns the residual stream after attention, the experts' normalised input (both [T, H]), and router scores [T, E]."""
@@ -21,8 +21,8 @@ class Layer(Protocol):
 class PlainLayer(nn.Module):
     """A pre-norm decoder layer with the model's number of attention weights, heads and head widths.
 
-    It ignores variants such as grouped queries and latent projections. All attention weights except those of the output are one
-    projection of the input, and queries, keys and values are slices of its result.
+    Variants such as grouped queries and latent projections are ignored. All attention weights except the output projection form
+    one projection of the input. Queries, keys and values are slices of the result of this projection.
     """
 
     def __init__(self, model: Model, num_experts: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -53,7 +53,7 @@ class PlainLayer(nn.Module):
 
 
 class PassThrough:
-    """Experts that return their input, as an `ExpertMath` for timing the other work of a layer."""
+    """`ExpertMath` whose experts return their input. Use it to measure all other work of a layer."""
 
     def shapes(self, hidden_size: int, ffn_size: int) -> dict[str, tuple[int, ...]]:
         return {"nothing": (1, 1)}

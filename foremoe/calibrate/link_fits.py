@@ -1,4 +1,4 @@
-"""Fits of the latency and bandwidth of kinds of links and of transfer backends, and of the slowdown of compute by copies."""
+"""Fits the latency and bandwidth of kinds of links and of transfer backends, and the slowdown of compute by copies."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ LINK_OF = {"": "peer", " across nodes": "rdma", " from host": "host"}  # keyed b
 
 
 class Basis(NamedTuple):
-    """The basis of a constant, with the residuals of its points and the spread of each point's repeats."""
+    """The points to which a constant was fitted, given as the residual of each point and the spread of its repeats."""
 
     off_N: Array
     spread_N: Array
@@ -29,9 +29,9 @@ class Basis(NamedTuple):
 
 
 class LinkFit(NamedTuple):
-    """Latency and 1 / bandwidth of messages, and the points to which they were fitted.
+    """Fitted latency and reciprocal bandwidth of messages, with the points to which they were fitted.
 
-    If points differ in their numbers of messages, the time to start the first message is separated from the latency of each.
+    If points differ in their numbers of messages, the time to start the first message is separated from the latency of a message.
     """
 
     latency_s: float
@@ -48,16 +48,18 @@ class LinkFit(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendFit:
-    """Bandwidth and latency of one transfer backend on one kind of link, for comparison. A `Cluster` has one figure per kind.
+    """Bandwidth and latency of one transfer backend on one kind of link, for comparison with other backends.
+
+    A `Cluster` has only one figure per kind of link.
 
     Attributes:
         backend: Name of the backend.
         link: Kind of link, ``"peer"``, ``"rdma"`` or ``"host"``.
-        bytes_per_s: Bandwidth of copies of experts and of parts of them.
-        latency_s: Fixed time in seconds per copy.
-        contention: Compute time lost per second of concurrent copying.
-        worst: Largest absolute relative residual of its copies.
-        spread: Median spread of the repeats of a copy.
+        bytes_per_s: Bandwidth in bytes per second, fitted to copies of whole experts and of parts of experts.
+        latency_s: Fixed time of a copy in seconds.
+        contention: Compute time lost per second of concurrent copies.
+        worst: Largest absolute relative residual of the backend's copies.
+        spread: Median of the spread of repeats, over all copies.
     """
 
     backend: str
@@ -70,7 +72,7 @@ class BackendFit:
 
 
 def preferred(points: Iterable[Point]) -> list[Point]:
-    """Returns the points of the first backend on each kind of link, so that a constant is fitted to one backend."""
+    """Returns the points of the first backend on each kind of link, so that a constant is fitted to only one backend."""
     points, first = list(points), dict[str, str]()
     for p in points:
         first.setdefault(p.kind, p.backend)
@@ -78,7 +80,7 @@ def preferred(points: Iterable[Point]) -> list[Point]:
 
 
 def link_fit(points: Iterable[Point], kind: str) -> LinkFit | None:
-    """Returns the fit of the link that exchanges or copies of `kind` use, or None without such points."""
+    """Returns the fit of the link that exchanges or copies of `kind` use, or None if `points` has none of this kind."""
     mine = [p for p in points if p.kind == kind]
     if not mine:
         return None
@@ -90,7 +92,7 @@ def link_fit(points: Iterable[Point], kind: str) -> LinkFit | None:
 
 
 def contention(points: Iterable[Point], links: Mapping[str, LinkFit | None]) -> tuple[float, Basis]:
-    """Returns the seconds lost per second of copying, and the relative residuals of the loss. `links` has kinds as keys."""
+    """Returns the compute time lost per second of copies, and its relative residuals. The keys of `links` are kinds of points."""
     mine, copying = [], []
     for p in points:
         link = links.get(LINK_OF[p.kind.removeprefix("beside copy")]) if p.kind.startswith("beside copy") else None
@@ -105,7 +107,7 @@ def contention(points: Iterable[Point], links: Mapping[str, LinkFit | None]) -> 
 
 
 def backend_fits(points: Sequence[Point]) -> tuple[BackendFit, ...]:
-    """Returns fits of every backend on every kind of link on which it was measured, each from its own copies alone."""
+    """Returns a fit for every measured combination of a backend and a kind of link. Each fit uses only its own copies."""
     found = []
     for backend in dict.fromkeys(p.backend for p in points if p.backend):
         mine = [p for p in points if p.backend == backend]
@@ -125,7 +127,7 @@ def backend_fits(points: Sequence[Point]) -> tuple[BackendFit, ...]:
 
 
 def copy_seconds(points: Iterable[Point], cluster: Cluster) -> list[tuple[float, float]]:
-    """Returns (measured, predicted) seconds of copies between ranks, to which no constant was fitted."""
+    """Returns the (measured, predicted) times in seconds of copies between ranks. No constant was fitted to these copies."""
     links = {
         "copy": (cluster.peer_latency_s, cluster.peer_bytes_per_s),
         "copy across nodes": (cluster.rdma_latency_s, cluster.rdma_bytes_per_s_per_rank),
@@ -135,7 +137,7 @@ def copy_seconds(points: Iterable[Point], cluster: Cluster) -> list[tuple[float,
 
 
 def copy_checks(points: Sequence[Point], cluster: Cluster) -> tuple[Constant, ...]:
-    """Checks the constants of the links, which were fitted to exchanges, with copies between ranks on each kind of link."""
+    """Compares the constants of the links, which were fitted to exchanges, with copies between ranks on each kind of link."""
     found = []
     for kind, name in (("copy", "copies inside a node"), ("copy across nodes", "copies between nodes")):
         mine = [p for p in points if p.kind == kind]
@@ -148,7 +150,7 @@ def copy_checks(points: Sequence[Point], cluster: Cluster) -> tuple[Constant, ..
 
 
 def constant(name: str, value: float, unit: str, basis: Basis | None) -> Constant:
-    """Returns a constant with the statistics of its basis, or without statistics if it was not measured (None)."""
+    """Returns a constant with the statistics of its basis. If the basis is None, it was not measured and has no statistics."""
     if basis is None or not len(basis.off_N):
         return Constant(name=name, value=value, unit=unit, num_points=0, median=None, worst=None, spread=None)
     size_N = np.abs(basis.off_N)

@@ -1,4 +1,4 @@
-"""Times of links, measured with exchanges of tokens inside nodes and between nodes."""
+"""Measures links with exchanges of tokens inside nodes and between nodes."""
 
 from collections.abc import Sequence
 
@@ -19,9 +19,10 @@ def exchange_points(
     group: Group, watch: Stopwatch, node_of_rank: Sequence[int], across: bool, rows: Sequence[int], model: Model,
     dtype: torch.dtype, budget_s: float,
 ) -> list[Point]:  # fmt: skip
-    """Times exchanges in which every rank sends equal parts of `rows` to itself and to all ranks of its node, or of other nodes.
+    """Measures exchanges in which every rank sends equal parts of `rows` to itself and to ranks of its node or of other nodes.
 
-    One of the sizes is also sent unevenly, with half of the rows for other ranks to the first permitted rank.
+    One of the sizes is also measured with an uneven exchange. In this exchange, half of the rows for other ranks are sent to the
+    first permitted rank.
     """
     points, kind = [], "exchange across nodes" if across else "exchange"
     for num, uneven in [*((num, False) for num in rows), (rows[-1], True)]:

@@ -1,4 +1,4 @@
-"""All measurements of a calibration on one rank of a group. All ranks call `measure` together."""
+"""Runs all measurements of a calibration on one rank of a group. All ranks call `measure` together."""
 
 import os
 import platform
@@ -27,10 +27,11 @@ _SHARES = {"peak": 0.02, "experts": 0.33, "layers": 0.33, "exchanges": 0.12, "co
 def measure(
     group: Group, case: Case, device: torch.device, progress: Progress, node_of_rank: Sequence[int] | None = None
 ) -> Measured:
-    """Returns all points. Collective, with the same result on all ranks. By default, host names define the nodes.
+    """Measures and returns all points. Collective, with the same result on all ranks. By default, nodes are found by host name.
 
     Raises:
-        InputError: Even the fewest runs would take far longer than ``case.seconds``. Raised on all ranks.
+        InputError: Even the smallest possible number of runs would take much longer than ``case.seconds``. All ranks raise this
+            error.
     """
     names = group.gather(socket.gethostname())
     nodes = tuple(names.index(name) for name in names) if node_of_rank is None else tuple(node_of_rank)

@@ -1,4 +1,4 @@
-"""Nonnegative least squares with few unknowns, for relative residuals, robust against outliers."""
+"""Nonnegative least squares with few unknowns, for relative residuals, with a variant that is robust against outliers."""
 
 from itertools import combinations
 
@@ -13,10 +13,10 @@ _OUTLIER = 1.5  # multiple of the median above which residuals lose weight
 
 
 def nonnegative(factor_NF: Array, seconds_N: Array, scale_N: Array, weight_N: Array) -> Array:
-    """Returns x >= 0, float64 [F], with the smallest sum of ``weight * ((factor @ x - seconds) / scale)**2``.
+    """Returns the x >= 0, float64 [F], that minimises the sum of ``weight * ((factor @ x - seconds) / scale)**2``.
 
-    Tries every set of unknowns that may be above 0, so F should be small. Scales must be above 0, and all other inputs at least
-    0.
+    The function tries every set of unknowns that may be above 0, so F should be small. Scales must be above 0. All other inputs
+    must be at least 0.
     """
     root_N = np.sqrt(weight_N) / scale_N
     a_NF, b_N = factor_NF * root_N[:, None], seconds_N * root_N
@@ -40,7 +40,10 @@ def nonnegative(factor_NF: Array, seconds_N: Array, scale_N: Array, weight_N: Ar
 
 
 def robust(factor_NF: Array, seconds_N: Array, scale_N: Array | None = None) -> Array:
-    """Repeats `nonnegative` and gives distant points less weight in each round. The scale defaults to the seconds."""
+    """Returns a fit that is robust against outliers, by repeating `nonnegative` with less weight for points with large residuals.
+
+    `scale_N` defaults to `seconds_N`.
+    """
     scale_N = seconds_N if scale_N is None else scale_N
     weight_N = np.ones(len(seconds_N))
     for _ in range(_ROUNDS):
@@ -52,5 +55,5 @@ def robust(factor_NF: Array, seconds_N: Array, scale_N: Array | None = None) -> 
 
 
 def residuals(fitted_N: Array, seconds_N: Array) -> Array:
-    """Returns (fitted - measured) / measured, float64 [N]."""
+    """Returns the relative residuals (fitted - measured) / measured, float64 [N]."""
     return (fitted_N - seconds_N) / seconds_N

@@ -1,4 +1,4 @@
-"""Points: the measurements of a calibration, each with the amounts of work that were timed."""
+"""Points, which are the measurements of a calibration. Each point states the amount of work that was timed."""
 
 import dataclasses
 from dataclasses import dataclass, field
@@ -10,32 +10,33 @@ class Point:
     """An operation that was timed on all ranks at once.
 
     Attributes:
-        kind: The operation that was timed. Between nodes, kinds of exchanges and copies, and of compute during them, end in
-            "across nodes".
+        kind: The operation that was timed. If it was an exchange or a copy between nodes, or compute during such a copy, the kind
+            ends in "across nodes".
 
             * "experts": expert compute alone
             * "layer": whole layers at home, whose experts return their input
-            * "planned": the same with a plan that copies nothing
+            * "planned": the same layers with a plan that copies nothing
             * "exchange": tokens to all ranks of a node
             * "copy": expert weights to another rank of the node
             * "copy from host": expert weights from the host store
             * "beside copy": seconds that concurrent copies add to compute
-        seconds: Time of the slowest rank, as the median over repeats. The seconds of "beside copy" are negative if noise exceeds
-            the slowdown.
-        spread: (third - first quartile) / median over the repeats. With "beside copy", it is relative to the copies alone.
-        backward: True if the backward pass of the compute was timed, False if the forward pass was.
+        seconds: Time of the slowest rank in seconds, as the median over repeats. The time of "beside copy" is negative if noise
+            exceeds the slowdown.
+        spread: (third - first quartile) / median over the repeats. For "beside copy", the divisor is the time of the copies
+            alone.
+        backward: True if the backward pass of the compute was timed, or False if the forward pass was timed.
         pairs: Number of (token, expert) pairs on the busiest rank.
         busy: Number of busy slots on that rank.
         calls: Number of layers whose expert compute was timed.
         layers: Number of whole layers that were timed.
-        tokens: Number of tokens times layers on a rank, or 0 for expert loads without routing.
-        attention_flops: FLOPs of the layers' attention on a rank, in forward.
-        moved: Number of pairs that the busiest rank receives, permuted there and back.
+        tokens: Number of tokens on a rank times the number of layers, or 0 for expert loads without routing.
+        attention_flops: FLOPs of attention in all layers on a rank, for the forward pass.
+        moved: Number of pairs that the busiest rank receives and permutes, both to its experts and back.
         exchanges: Number of consecutive messages to all ranks.
-        exchange_bytes: Bytes in their busiest direction.
+        exchange_bytes: Bytes of these messages in the busiest direction.
         copies: Number of consecutive copies on the busiest link.
         copy_bytes: Bytes of these copies.
-        backend: Transfer backend of the copies, or "" for other points.
+        backend: Transfer backend of the copies, or "" for points without copies.
     """
 
     kind: str
@@ -63,16 +64,16 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """All measurements of one machine.
+    """All measurements of a calibration, with a description of the machine.
 
     Attributes:
         points: All points.
-        flops_per_s: FLOP/s of one large matrix product on a rank while all ranks run one.
-        memory_bytes: Memory of one rank.
+        flops_per_s: FLOP/s of a large matrix product on one rank, while all ranks run such a product.
+        memory_bytes: Memory of one rank in bytes.
         node_of_rank: Node of each rank.
         hardware: Description of the hardware.
         versions: Versions of torch and other software, by name.
-        unavailable: Transfer backends that were not measured, with the reasons.
+        unavailable: Names of the transfer backends that were not measured, with the reasons.
     """
 
     points: tuple[Point, ...]

@@ -1,4 +1,4 @@
-"""Random routing for measurements, with popular and rare experts. The load of ranks is even, or heavy on the first one."""
+"""Random routing for measurements, with popular and rare experts. The load of ranks is even, or heaviest on the first rank."""
 
 from typing import NamedTuple, Self
 
@@ -13,7 +13,7 @@ _HEAVY = 1.5  # added to the log popularity of the first rank's experts
 
 
 class Routing(NamedTuple):
-    """One layer's routing on all ranks, int64."""
+    """Routing of one layer on all ranks, as int64 arrays."""
 
     topk_GTK: Array  # distinct experts of every token
     load_GE: Array  # number of pairs by source and expert
@@ -21,7 +21,7 @@ class Routing(NamedTuple):
 
     @classmethod
     def draw(cls, tokens: int, num_ranks: int, num_experts: int, num_topk: int, *, heavy: bool, seed: int) -> Self:
-        """Draws `tokens` tokens for every rank. With `heavy`, the first rank gets the most pairs."""
+        """Draws the routing of `tokens` tokens for every rank. If `heavy` is True, the first rank gets the most pairs."""
         rng = np.random.default_rng([seed, tokens, int(heavy)])
         popularity_E = _SPREAD * rng.standard_normal(num_experts)
         if heavy:
@@ -44,7 +44,10 @@ class Routing(NamedTuple):
         return served_E[rank * per_rank : (rank + 1) * per_rank].tolist()
 
     def off_rank(self, node_of_rank: tuple[int, ...], across: bool) -> int:
-        """Returns the pairs in the busiest direction of a rank, to or from ranks of its node or (`across`) of other nodes."""
+        """Returns the number of pairs that a rank sends or receives in the busiest direction.
+
+        Counts pairs between ranks of one node or, if `across`, between ranks of different nodes.
+        """
         node_G = np.array(node_of_rank)
         same_GG = node_G[:, None] == node_G
         counted_GG = ~same_GG if across else same_GG & ~np.eye(len(node_G), dtype=bool)

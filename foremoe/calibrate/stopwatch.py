@@ -1,4 +1,4 @@
-"""A stopwatch that repeats work on all ranks and returns the median time. The time of a repeat is that of the slowest rank."""
+"""A stopwatch that repeats work on all ranks and returns the median time. The slowest rank determines the time of a repeat."""
 
 import time
 from collections.abc import Callable
@@ -16,7 +16,7 @@ Lap = Callable[[], None]
 
 
 def one_lap(run: Callable[[], object]) -> Callable[[Lap], None]:
-    """Wraps `run` as a function with a single lap."""
+    """Returns a function that calls `run` and then ends its only lap."""
 
     def timed(lap: Lap) -> None:
         run()
@@ -26,10 +26,11 @@ def one_lap(run: Callable[[], object]) -> Callable[[Lap], None]:
 
 
 class Stopwatch:
-    """Times functions on all ranks of a group. Every method is collective.
+    """A stopwatch for functions that run on all ranks of a group. Every method is collective.
 
-    On a GPU, laps are measured in device time. The device is kept busy before each lap, so that the host can launch ahead, as in
-    a step that waits for the device. The stopwatch thus times work, not launches, unless launches take longer than the work.
+    On a GPU, laps are measured in device time. The device is kept busy before each lap, so that the host can launch kernels
+    ahead, as in a training step that waits for the device. The stopwatch therefore measures the work and not the launches, unless
+    the launches take longer than the work.
     """
 
     def __init__(self, group: Group, device: torch.device) -> None:
@@ -41,10 +42,10 @@ class Stopwatch:
         return [(float(m), float((h - w) / m) if m > 0 else 0.0) for w, m, h in zip(low, middle, high, strict=True)]
 
     def repeats(self, run: Callable[[Lap], None], budget_s: float) -> Array:
-        """Returns the seconds of the slowest rank, float64 [repeats, laps].
+        """Returns the times of all laps on the slowest rank in seconds, float64 [repeats, laps].
 
-        There are as many repeats as the budget allows, but at least 3. `run` calls its argument at the end of every lap. The time
-        between the last lap and the end does not count.
+        The number of repeats is as large as the budget allows, but at least 3. `run` must call its argument at the end of every
+        lap. The time after the last lap is not counted.
         """
         begin_s = time.perf_counter()
         self._once(run)  # to warm up
@@ -54,7 +55,7 @@ class Stopwatch:
         return np.array(self.group.gather(mine)).max(axis=0)
 
     def second(self, run: Callable[[], object]) -> float:
-        """Returns the seconds of the slowest rank in the second run."""
+        """Calls `run` twice and returns the time of the second call in seconds, on the slowest rank."""
         return max(self.group.gather([self._once(one_lap(run))[0] for _ in range(2)][1]))
 
     def _once(self, run: Callable[[Lap], None]) -> list[float]:

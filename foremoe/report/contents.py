@@ -1,4 +1,4 @@
-"""Contents of the page about one plan, as figures and words in plain values."""
+"""Contents of the page about one plan: figures and sentences, as plain values."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ from foremoe.workload.skew import mean_skew, skew
 
 
 def headline(posed: Problem, plan: Plan, static_s_ML: Array, bytes_by_link: Mapping[str, Array]) -> dict[str, Any]:
-    """Returns the figures at the top of the page."""
+    """Returns the most important figures of the plan, which are shown at the top of the page."""
     return {
         "before": _spread(posed.static().load_NG()), "after": _spread(plan.load_NG),
         "replicas_per_rank": plan.num_replicas / (plan.N * plan.G) if plan.executable else None,
@@ -36,7 +36,7 @@ def _spread(load_NG: Array) -> dict[str, float]:
 
 
 def parts(plan: Plan, static: Mapping[str, Array]) -> dict[str, dict[str, float]]:
-    """Returns the predicted seconds of each part of the stage, static and planned."""
+    """Returns the predicted time in seconds of each part of the stage, with static placement and with the plan."""
     planned = {name: float(part.sum()) for name, part in plan.cost_ML.parts().items()}
     if not plan.executable:
         planned["transfer_s"] = planned["gradient_s"] = 0.0
@@ -44,12 +44,15 @@ def parts(plan: Plan, static: Mapping[str, Array]) -> dict[str, dict[str, float]
 
 
 def simulated(runs: StageRuns | None) -> dict[str, Any] | None:
-    """Returns the parts and gains of the simulated stage, or None without a simulation."""
+    """Returns the parts and gains of the simulated stage, or None if it was not simulated."""
     return None if runs is None else {"parts": runs.parts(), "gains": runs.gains()}
 
 
 def late(posed: Problem, plan: Plan, runs: StageRuns | None) -> dict[str, Any]:
-    """Returns the delay that every rank causes, at home and as planned, in simulated seconds or in pairs above the mean."""
+    """Returns the delay that every rank causes, with static placement and with the plan.
+
+    The delay is given in simulated seconds or, without a simulation, in pairs above the mean.
+    """
     if runs is not None:
         static_G, planned_G = (late_seconds(run, plan.G) for run in (runs.static, runs.planned))
         return {"unit": "s", "static_G": static_G.tolist(), "planned_G": planned_G.tolist()}
@@ -58,7 +61,7 @@ def late(posed: Problem, plan: Plan, runs: StageRuns | None) -> dict[str, Any]:
 
 
 def late_seconds(simulation: Simulation, num_ranks: int) -> Array:
-    """Returns the mean time that other ranks wait because this rank's experts take longest, in seconds, float64 [G]."""
+    """Returns the mean time in seconds that ranks wait for a rank while its experts take the longest, float64 [G]."""
     compute_UG = simulation.compute_UG.astype(np.float64)
     waited_s_U = compute_UG.max(axis=1) - compute_UG.mean(axis=1)
     return np.bincount(compute_UG.argmax(axis=1), waited_s_U, num_ranks)
@@ -70,13 +73,13 @@ def _late_pairs(load_NG: Array) -> Array:
 
 
 def links(bytes_by_link: Mapping[str, Array], runs: StageRuns | None) -> dict[str, Any]:
-    """Returns the bytes of the plan per rank and kind of link, and the busy seconds if there is a simulation."""
+    """Returns the bytes that the plan moves for each rank and kind of link, and the simulated busy times in seconds."""
     busy_s_KG = None if runs is None else runs.planned.link_busy_WG.tolist()
     return {"names": LINKS, "bytes_KG": [bytes_by_link[name].tolist() for name in LINKS], "busy_s_KG": busy_s_KG}
 
 
 def memory(problem: Problem, plan: Plan, trainer: Trainer | None) -> dict[str, Any]:
-    """Returns the memory of every rank, its parts on the fullest rank, and whether it fits."""
+    """Returns the memory of every rank, the parts of the memory on the fullest rank, and whether the memory suffices."""
     held, verdict = plan_memory(problem, plan, trainer), plan_fit(problem, plan, trainer)
     return {
         "peak_bytes_G": held.peak_G.tolist(), "parts": held.parts(), "host_bytes": host_bytes(problem, plan),
@@ -85,7 +88,7 @@ def memory(problem: Problem, plan: Plan, trainer: Trainer | None) -> dict[str, A
 
 
 def planning(report: PlanSummary | None) -> dict[str, Any] | None:
-    """Returns the statistics of planning, level by level, or None."""
+    """Returns the statistics of planning, level by level, or None without a summary."""
     if report is None:
         return None
     return {

@@ -1,4 +1,4 @@
-"""Jobs of several EP groups and pipeline ranks, each with its own plan, and the slowest of them."""
+"""Jobs of several EP groups and pipeline ranks, each of which has its own plan, and the slowest of these parts."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -23,15 +23,15 @@ from foremoe.workload.skew import mean_skew
 
 
 class JobPart(NamedTuple):
-    """One pipeline rank of one EP group, with its plan and its simulated stage.
+    """One part of a job: a pipeline rank of an EP group, with its plan and its simulated stage.
 
     Attributes:
-        group: Number of the EP group.
-        pipeline_rank: Number of the rank in the pipeline.
-        problem: Load of the group in the layers of this pipeline rank.
-        plan: Plan of that problem.
-        summary: Summary of the planning.
-        runs: Simulated stage, including waits for other pipeline ranks.
+        group: Index of the EP group.
+        pipeline_rank: Index of the rank in the pipeline.
+        problem: Problem with the load of the EP group in the layers of this pipeline rank.
+        plan: Plan for this problem.
+        summary: Statistics of planning.
+        runs: Simulated stage, which includes waits for other pipeline ranks.
     """
 
     group: int
@@ -43,7 +43,7 @@ class JobPart(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Name of the part on the page."""
+        """Name that the page shows for the part."""
         return f"EP group {self.group}, pipeline rank {self.pipeline_rank}"
 
 
@@ -54,14 +54,14 @@ def plan_job(
     """Plans and simulates every pipeline rank of every EP group.
 
     Args:
-        groups: One problem per EP group, with all layers, as for `simulate_systems`.
+        groups: One problem per EP group, with all layers, as in `simulate_systems`.
         planner: Planner without a home level, because a job's homes are chosen for all groups together.
-        pp: Number of pipeline ranks, as for `simulate_systems`.
-        vpp: Number of chunks per pipeline rank, as for `simulate_systems`.
-        history_LE: Load of an earlier step in all layers, as for `Planner.plan`.
-        trainer: The training around the stage, as for `simulate_systems`.
+        pp: Number of pipeline ranks, as in `simulate_systems`.
+        vpp: Number of chunks per pipeline rank, as in `simulate_systems`.
+        history_LE: Load of an earlier step in all layers, as in `Planner.plan`.
+        trainer: Settings of the training around the stage, as in `simulate_systems`.
         num_threads: Number of planning threads. Defaults to all cores.
-        progress: Function that is called with (part, rows done, number of rows).
+        progress: Function that is called with the name of the part, the number of rows done and the number of all rows.
 
     Raises:
         InputError: The planner moves homes, or there are more pipeline ranks than layers.
@@ -88,7 +88,7 @@ def _progress_of(progress: Callable[[str, int, int], None], group: int, rank: in
 
 
 def slowest_part(parts: Sequence[JobPart]) -> int:
-    """Returns the index of the slowest part, which has the least bubble in the EP group with the longest stage."""
+    """Returns the index of the slowest part: the one with the smallest bubble in the EP group with the longest stage."""
     longest = max(range(len(parts)), key=lambda i: parts[i].runs.gains()["planned_s"])
     group = [i for i, part in enumerate(parts) if part.group == parts[longest].group]
     return min(group, key=lambda i: parts[i].runs.planned.parts.bubble_s)
@@ -104,14 +104,14 @@ def slowest_words(parts: Sequence[JobPart], slowest: int) -> str:
 
 
 def job_gains(parts: Sequence[JobPart]) -> dict[str, float]:
-    """Returns `StageRuns.gains` of the whole job. The slowest EP group sets the length of the stage."""
+    """Returns the result of `StageRuns.gains` for the whole job. The slowest EP group determines the length of the stage."""
     gains = [part.runs.gains() for part in parts]
     static_s, planned_s, balanced_s = (max(gain[name] for gain in gains) for name in ("static_s", "planned_s", "balanced_s"))
     return stage_gains(static_s, planned_s, balanced_s, parts[0].runs.trainer)
 
 
 def job_facts(parts: Sequence[JobPart]) -> dict[str, Any]:
-    """Returns the table of parts as plain values."""
+    """Returns the page's table of all parts of the job, as plain values."""
     lines = []
     for part in parts:
         seconds = part.runs.parts()

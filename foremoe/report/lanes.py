@@ -1,4 +1,4 @@
-"""Data of the timeline, from a simulated stage with all its uses, or from copies that engines measured."""
+"""Data of the timeline, from a simulated stage with all its uses or from copies that copy engines measured."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OUTCOMES = ("done", "failed over", "missing")
 
 
 def pack_simulation(packer: Packer, plan: Plan, replicas: Replicas, simulation: Any) -> dict[str, Any]:
-    """Adds a `Simulation` to `packer` in whole ticks and returns its description for the page."""
+    """Adds a `Simulation` to `packer`, with times in whole ticks, and returns its description for the page."""
     num_uses = len(simulation.start_U)
     if num_uses * plan.G > MAX_LANE_CELLS:
         return {"left_out": f"{num_uses} uses x {plan.G} ranks are too many lanes for one page; report fewer micro-steps."}
@@ -73,7 +73,7 @@ def pack_simulation(packer: Packer, plan: Plan, replicas: Replicas, simulation: 
 
 
 def pack_timelines(packer: Packer, plan: Plan, timelines: Sequence[Timeline]) -> dict[str, Any]:
-    """Adds measured timelines to `packer`, with every event on the rank that observed it. Returns their description."""
+    """Adds measured timelines to `packer`, with every event on the rank that observed it. Returns a description for the page."""
     ranks = [timeline.rank for timeline in timelines]
     if len(set(ranks)) != len(ranks) or not set(ranks) <= set(range(plan.G)):
         raise InputError(f"timelines are of ranks {sorted(ranks)}; give one timeline per rank of the plan's {plan.G}.")

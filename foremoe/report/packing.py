@@ -1,4 +1,4 @@
-"""Packs the page's numbers into one compressed block of bytes with a table of contents."""
+"""Packs the numbers of the page into one compressed block of bytes with a table of contents."""
 
 import base64
 import zlib
@@ -15,7 +15,7 @@ LEVEL = 7  # higher levels take three to six times as long and save only 1 % of 
 
 
 class Packer:
-    """Collects named arrays. Bytes are grouped by significance, because the high bytes of counts repeat and compress well."""
+    """A collection of named arrays. Bytes are grouped by significance, because the high bytes of counts compress well."""
 
     def __init__(self) -> None:
         self._blocks: list[bytes] = []
@@ -24,7 +24,7 @@ class Packer:
         self._size = 0
 
     def add(self, name: str, array: Array, dtype: str, *, differences: bool = False) -> None:
-        """Adds `array` as `dtype`. With `differences`, int32 differences between neighbours are stored."""
+        """Adds `array` as `dtype`. If `differences` is True, it stores the int32 differences between neighbours."""
         assert dtype in DTYPES and name not in self.contents and (not differences or dtype == "int32")
         flat = np.asarray(array).ravel()
         if dtype != "float32" and flat.size:

@@ -1,4 +1,4 @@
-"""Explains why a row has no copies, with the predicted saving and cost of its best single copy."""
+"""Explains why rows have no copies, by the predicted saving and cost of the best single copy for each row."""
 
 from typing import NamedTuple
 
@@ -16,9 +16,9 @@ HOTTEST = 2  # number of experts of the busiest rank to try
 
 
 class BestCopies(NamedTuple):
-    """The best copy for every row without copies, to the least loaded rank of the same node or of all nodes.
+    """The best copy for every row without copies. The destination is the least loaded rank of the same node or of all nodes.
 
-    Rows with even load are left out.
+    Rows in which no pairs could move are left out.
     """
 
     row_W: Array
@@ -31,7 +31,7 @@ class BestCopies(NamedTuple):
 
 
 def best_copies(problem: Problem, plan: Plan) -> BestCopies:
-    """Returns the best copy for every row of `plan` without replicas. It has no rows if slots or plan allow no copies."""
+    """Returns the best copy for every row of `plan` without replicas. The result is empty if no copies are possible."""
     idle_N = ~(plan.quota_NGS[:, :, plan.B :] > 0).any(axis=(1, 2))
     none = BestCopies(*np.zeros((5, 0), np.int64), *np.zeros((2, 0)))
     if not plan.executable or plan.S == plan.B or plan.G == 1 or not idle_N.any():

@@ -1,4 +1,4 @@
-"""Data of every (micro-step, layer) for the page: loads, replicas with quotas and sources, bounds, and predicted seconds."""
+"""Data of every row for the page: loads, replicas with their quotas and sources, bounds, and predicted times."""
 
 import dataclasses
 
@@ -21,7 +21,7 @@ NOT_SENT = -2  # the replica is still in its buffer from an earlier use, or the 
 
 
 def sources_of(plan: Plan, replicas: Replicas) -> Array:
-    """Returns int16 [Z], the rank that first sends the weights of each replica, or `FROM_HOST` or `NOT_SENT`."""
+    """Returns the rank that first sends the weights of each replica, int16 [Z]. It may be `FROM_HOST` or `NOT_SENT` instead."""
     source_Z = np.full(len(replicas.row_Z), NOT_SENT, np.int16)
     # The first copy of a replica counts. The last write wins, so the copies are written in reverse order.
     source_Z[replica_of_copies(plan, replicas)[::-1]] = plan.transfers.src_C[::-1]
@@ -29,7 +29,7 @@ def sources_of(plan: Plan, replicas: Replicas) -> Array:
 
 
 def replica_of_copies(plan: Plan, replicas: Replicas) -> Array:
-    """Returns int64 [C], the index of the replica for each of the plan's copies."""
+    """Returns the index of the replica that each of the plan's copies fills, int64 [C]."""
     key_Z = (replicas.row_Z * plan.G + replicas.rank_Z) * plan.S + replicas.slot_Z
     t = plan.transfers
     row_C = t.micro_step_C.astype(np.int64) * plan.L + t.layer_C
@@ -37,7 +37,7 @@ def replica_of_copies(plan: Plan, replicas: Replicas) -> Array:
 
 
 def replica_of_returns(plan: Plan, replicas: Replicas, row_A: Array, expert_A: Array, rank_A: Array) -> Array:
-    """Returns int64 [A], the index of the replica whose gradient is returned."""
+    """Returns the index of the replica whose gradient is returned, for each gradient return, int64 [A]."""
     key = lambda row, rank, expert: (row * plan.G + rank) * plan.E + expert  # noqa: E731
     key_Z = key(replicas.row_Z, replicas.rank_Z, replicas.expert_Z)
     order_Z = np.argsort(key_Z, kind="stable")
@@ -45,7 +45,7 @@ def replica_of_returns(plan: Plan, replicas: Replicas, row_A: Array, expert_A: A
 
 
 def require_belongs(problem: Problem, plan: Plan) -> None:
-    """Raises InputError unless `plan` was made for `problem`, with equal load, homes, ranks and redundant slots."""
+    """Raises InputError unless `plan` was made for `problem`. Both must have the same load, homes, ranks and redundant slots."""
     want = (problem.M, problem.L, problem.G, problem.S)
     if plan.expert_MLGS.shape != want:
         have = list(plan.expert_MLGS.shape)
@@ -60,7 +60,7 @@ def require_belongs(problem: Problem, plan: Plan) -> None:
 
 
 def pack_rows(packer: Packer, plan: Plan, replicas: Replicas, static: Cost) -> None:
-    """Adds all data for the figures about a chosen row to `packer`."""
+    """Adds the data to `packer` that the page needs to show a chosen row."""
     packer.add("load_MLE", plan.load_MLE, "int32")
     packer.add("home_rank_LE", plan.home_LE // plan.B, "uint16")
     packer.add("replicas_N", np.bincount(replicas.row_Z, minlength=plan.N), "int32")
@@ -74,16 +74,16 @@ def pack_rows(packer: Packer, plan: Plan, replicas: Replicas, static: Cost) -> N
 
 
 def pack_reasons(packer: Packer, copies: BestCopies) -> None:
-    """Adds the best copy for every row without copies to `packer`."""
+    """Adds to `packer` the best copy for every row without copies."""
     for name, values_W in copies._asdict().items():
         seconds = name.endswith("_s_W")
         packer.add(f"best_{name}", values_W, "float32" if seconds else "int32", differences=name == "row_W")
 
 
 def link_bytes(problem: Problem, plan: Plan, replicas: Replicas) -> dict[str, Array]:
-    """Returns float64 [G] per kind of link and direction, the bytes of weights (in all passes) and of returned gradients.
+    """Returns the bytes of weights and returned gradients for each kind of link and direction, float64 [G].
 
-    Tokens are not included.
+    Weights are counted in all passes. Tokens are not included.
     """
     G, t = plan.G, plan.transfers
     weight, gradient = problem.model.expert_bytes, problem.model.gradient_bytes
@@ -102,7 +102,7 @@ def link_bytes(problem: Problem, plan: Plan, replicas: Replicas) -> dict[str, Ar
 
 
 def executable_problem(problem: Problem, plan: Plan) -> Problem:
-    """Returns `problem` with the machine, homes, slots, schedule and objective in the header of `plan`."""
+    """Returns `problem` with the machine, homes, slots, schedule and objective of `plan`."""
     head = plan.header
     return dataclasses.replace(
         problem, model=head.model, cluster=head.cluster, cost=head.cost, slot_depth=head.slot_depth, schedule=head.schedule,

@@ -1,11 +1,11 @@
-"""The table of strategies, with rows of `compare` or `simulate_systems` and units. Empty columns are left out."""
+"""The table of strategies, made from rows of `compare` or `simulate_systems`, with units. Empty columns are left out."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 
 class Figure(NamedTuple):
-    """One column, with the path to its value in a row, heading, unit, factor to that unit, and number of decimals."""
+    """One column of the table: the path to its value in a row, heading, unit, conversion factor, and number of decimals."""
 
     path: tuple[str, ...]
     heading: str
@@ -37,7 +37,10 @@ COLUMNS = (
 
 
 def strategy_table(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns the columns in which some row has a number other than 0, the cells of all rows (None is blank), and their notes."""
+    """Returns columns, cells and notes of the table. It has the columns in which any row has a number other than 0.
+
+    A cell that is None is blank.
+    """
     shown = [figure for figure in COLUMNS if any(_value(row, figure) for row in rows)]
     longest_s = max((_value(row, f) or 0.0 for row in rows for f in shown if f.unit == "s"), default=0.0)
     if longest_s < 10.0:

@@ -1,4 +1,4 @@
-"""Builds one HTML file from the template, with inline style and scripts, facts as JSON, and arrays as base64."""
+"""Builds an HTML file from the template. Style and scripts are inline, facts are JSON, and arrays are base64."""
 
 import base64
 import hashlib
@@ -16,18 +16,18 @@ SCRIPTS = (
 
 
 class Block(NamedTuple):
-    """The data of one part of the page, as facts in plain values and arrays as text."""
+    """Data of one part of the page. Facts are plain values, and arrays are encoded as text."""
 
     facts: dict[str, Any]
     packed: str
 
 
 def page(blocks: Sequence[Block], job: Mapping[str, Any] | None = None) -> str:
-    """Returns the whole page. Its Content-Security-Policy allows only its own style and scripts, identified by their hashes.
+    """Returns the whole page. The Content-Security-Policy allows only the page's own style and scripts, identified by hashes.
 
     Args:
         blocks: One block for the plan, or one for every part of a job.
-        job: Table of the parts of a job, or None.
+        job: Table of the parts of a job, or None for a single plan.
     """
     facts = blocks[0].facts
     style = _template("page.css")
@@ -59,7 +59,7 @@ def _block(number: int, facts: Mapping[str, Any], packed: str) -> str:
 
 
 def script_json(value: Any) -> str:
-    """Returns JSON that cannot open or close an element of the surrounding page."""
+    """Returns `value` as JSON that cannot open or close an element of the surrounding page."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"), ensure_ascii=True)
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 

@@ -1,4 +1,4 @@
-"""The verdict at the top of the page: the gain of the plan, whether it fits into memory, and how certain the figures are."""
+"""The verdict at the top of the page: the gain of the plan, whether the plan fits into memory, and how certain this is."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,11 +10,11 @@ UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 
 
 def verdict(facts: Mapping[str, Any], cluster: Cluster) -> dict[str, Any]:
-    """Summarises the report in words.
+    """Returns the conclusions of the report in words.
 
     Returns:
-        Dict with ``gain`` (a line), ``details`` (sentences), ``sure`` (a sentence about the basis of the figures), ``gains``
-        and ``fits``. ``gains`` is True if the plan is faster than static placement and fits into memory.
+        Dict with ``gain`` (a line), ``details`` (sentences), ``sure`` (a sentence about the basis of the figures), and the bools
+        ``gains`` and ``fits``. ``gains`` is True if the plan is faster than static placement and fits into memory.
     """
     gains, memory = _gains(facts), facts["memory"]
     details = []
@@ -89,7 +89,7 @@ def _sure(facts: Mapping[str, Any], cluster: Cluster) -> str:
 
 
 def seconds_words(value: float) -> str:
-    """Formats a time with three digits and a unit."""
+    """Returns a time given in seconds as text with three digits and a unit."""
     factor, unit = next(((f, u) for f, u in UNITS if value >= f), UNITS[-1])
     number = value / factor
     return f"{number:.0f} {unit}" if number >= 100 or value == 0 else f"{number:#.3g} {unit}"

@@ -1,4 +1,4 @@
-"""`write_report`: writes one HTML file about a plan."""
+"""`write_report` and `write_job_report`, which write an HTML page about a plan or a job."""
 
 from __future__ import annotations
 
@@ -39,25 +39,26 @@ def write_report(
     strategies: Sequence[Mapping[str, Any]] | None = None, advice: Advice | None = None, source: str = "", date: str = "",
     command: str = "", posed: Problem | None = None, moves_s: float = 0.0, trainer: Trainer | None = None,
 ) -> None:  # fmt: skip
-    """Writes a plan's report as one HTML page that opens from disk, without network access.
+    """Writes a report about a plan as a single HTML page, which can be opened from disk and needs no network.
 
-    The same arguments give the same bytes.
+    Equal arguments give equal bytes.
 
     Args:
         path: The HTML file to write.
-        problem: Problem for which the plan was made.
+        problem: The problem for which the plan was made.
         plan: Plan of `problem`.
         planner_report: Summary that `Planner.plan` returned with the plan.
-        runs: Result of `run_stage` for the plan, or None.
+        runs: Simulated stage, as returned by `run_stage` for the plan, or None.
         timelines: Measured timelines, one `Timeline` per rank, or None.
-        strategies: Rows of `foremoe.compare`.
+        strategies: Rows of the table of strategies, as returned by `foremoe.compare`.
         advice: Result of `foremoe.advise` for the original problem.
-        source: Origin of the load, in a few words.
-        date: Date to show on the page. By default, none is shown.
-        command: Command that writes the page, to show on it. By default, none is shown.
-        posed: The problem before a home level moved any experts, for static figures. Defaults to `problem`.
-        moves_s: Time in seconds for moving experts to their homes before the stage.
-        trainer: The training around the stage, as for `rank_memory`.
+        source: Short description of the origin of the load.
+        date: Date to show on the page. By default, the page shows no date.
+        command: Command to show on the page, with which the page can be written again. By default, the page shows no command.
+        posed: The problem before a home level moved any experts. It is used for the figures of static placement. Defaults to
+            `problem`.
+        moves_s: Time in seconds to move experts to their new homes before the stage.
+        trainer: Settings of the training around the stage, as in `rank_memory`.
 
     Raises:
         InputError: The plan does not belong to the problem, both `runs` and `timelines` are given, or the file cannot be written.
@@ -77,18 +78,18 @@ def write_job_report(
     path: str | os.PathLike[str], parts: Sequence[JobPart], *, strategies: Sequence[Mapping[str, Any]] | None = None,
     source: str = "", date: str = "", command: str = "",
 ) -> dict[str, Any]:  # fmt: skip
-    """Writes one report page for several EP groups and pipeline ranks. The page shows the slowest first.
+    """Writes a report about several EP groups and pipeline ranks as a single HTML page. The page shows the slowest part first.
 
     Args:
         path: The HTML file to write.
-        parts: Result of `plan_job`.
-        strategies: Rows of `simulate_systems` for the same groups.
-        source: Origin of the load, as for `write_report`.
-        date: Date to show, as for `write_report`.
-        command: Command to show, as for `write_report`.
+        parts: Parts of the job, as returned by `plan_job`.
+        strategies: Rows of the table of strategies, as returned by `simulate_systems` for the same EP groups.
+        source: Origin of the load, as in `write_report`.
+        date: Date to show, as in `write_report`.
+        command: Command to show, as in `write_report`.
 
     Returns:
-        The verdict on the job, with lines of text in ``gain``, ``details`` and ``sure``, and bools in ``gains`` and ``fits``.
+        Dict with the verdict on the job: texts in ``gain``, ``details`` and ``sure``, and bools in ``gains`` and ``fits``.
 
     Raises:
         InputError: The file cannot be written.

@@ -15,7 +15,7 @@ MAX_EXPERTS = int(np.iinfo(np.int16).max)
 
 
 def known_model(model: str | Model | None) -> Model | None:
-    """Returns `model` itself, or the preset with that name or hub name. Any other name is only a label and gives None."""
+    """Returns `model` itself, or the preset with that name or hub name. Returns None for other names, which are only labels."""
     if not isinstance(model, str | Model | None):
         raise InputError(f"model must be a Model or the name of one; got {type(model).__name__}.")
     if isinstance(model, str):
@@ -25,7 +25,7 @@ def known_model(model: str | Model | None) -> Model | None:
 
 
 def preset_layers(model: str | Model | None, num_layers: int, num_experts: int, num_topk: int) -> Array:
-    """Returns int32 [L], the layer numbers of `model` if it has L layers, else 0 to L-1. Experts and top-k must match."""
+    """Returns the layer numbers of `model` as int32 [L] if it has L layers, else 0 to L-1. Its experts and top-k must match."""
     preset = known_model(model)
     if preset is None:
         return np.arange(num_layers, dtype=np.int32)
@@ -36,7 +36,7 @@ def preset_layers(model: str | Model | None, num_layers: int, num_experts: int, 
 
 
 def layer_numbers(value: npt.ArrayLike, num_layers: int) -> Array:
-    """Returns `value` as int32 [L]. Raises InputError unless the numbers are distinct and >= 0."""
+    """Returns layer numbers as int32 [L]. Raises InputError unless they are distinct and >= 0."""
     moe_layer_L = frozen_array(value, np.int32, "moe_layer_L", (num_layers,))
     if moe_layer_L.min() < 0 or len(np.unique(moe_layer_L)) != num_layers:
         raise InputError(f"moe_layer_L must hold {num_layers} distinct layer numbers from 0; got {moe_layer_L.tolist()}.")
@@ -44,7 +44,7 @@ def layer_numbers(value: npt.ArrayLike, num_layers: int) -> Array:
 
 
 def layer_positions(indices: npt.ArrayLike, num_layers: int) -> Array:
-    """Returns `indices` as int64. Raises InputError unless they are one or more distinct positions from 0 to num_layers - 1."""
+    """Returns positions of layers as int64. Raises InputError if there is none, or if one is repeated or out of range."""
     index = as_array(indices, "layers")
     fits = index.ndim == 1 and index.size and index.dtype.kind in "iu" and index.min() >= 0 and index.max() < num_layers
     if not fits or len(np.unique(index)) != index.size:
@@ -53,7 +53,7 @@ def layer_positions(indices: npt.ArrayLike, num_layers: int) -> Array:
 
 
 def checked_known(value: Array | None, num_tokens: int) -> Array | None:
-    """Returns known tokens as bool [T], or None if every token is known."""
+    """Returns a mask of the tokens whose routing is known, bool [T], or None if the routing of every token is known."""
     if value is None:
         return None
     known_T = as_array(value, "known_T")
@@ -64,7 +64,7 @@ def checked_known(value: Array | None, num_tokens: int) -> Array | None:
 
 
 def checked_lengths(value: npt.ArrayLike, num_tokens: int) -> Array:
-    """Returns lengths as int64 [Q]. Raises InputError unless they are at least 1 and sum to the number of tokens."""
+    """Returns sequence lengths as int64 [Q]. Raises InputError unless each is at least 1 and they sum to the number of tokens."""
     seq_len_Q = frozen_array(value, np.int64, "seq_len_Q", (None,))
     if not seq_len_Q.size or seq_len_Q.min() < 1:
         q = int(np.argmax(seq_len_Q < 1)) if seq_len_Q.size else 0
@@ -78,7 +78,7 @@ def checked_lengths(value: npt.ArrayLike, num_tokens: int) -> Array:
 
 
 def checked_ids(topk_TLK: Array, known_T: Array | None, num_experts: int) -> Array:
-    """Returns ids as uint8 or int16 [T, L, K]. Raises InputError at the first invalid or repeated id of a known token."""
+    """Returns expert ids as uint8 or int16 [T, L, K]. Raises InputError if an id of a known token is invalid or repeated."""
     info = np.iinfo(np.uint8) if num_experts <= 256 else np.iinfo(np.int16)
     dtype = info.dtype
     if topk_TLK.dtype == dtype or (topk_TLK.min() >= info.min and topk_TLK.max() <= info.max):
@@ -108,7 +108,7 @@ def _raise_first_fault(checked_TLK: Array, shown_TLK: Array, known_T: Array | No
 
 @kernel
 def first_fault(topk_TLK, known_T, num_experts):
-    """Returns (token, layer, position) of the first invalid or repeated id in a known token, or -1s.
+    """Returns (token, layer, position) of the first invalid or repeated id in a known token, or (-1, -1, -1).
 
     If `known_T` is empty, all tokens are known.
     """

@@ -1,4 +1,4 @@
-"""Trace files (`.npz` and `.safetensors`) with foremoe's own array names or those of public recordings."""
+"""Reads and writes trace files (`.npz` and `.safetensors`), with foremoe's own array names or those of public recordings."""
 
 import io
 import json
@@ -28,7 +28,7 @@ _NAMES = {
 
 
 def save_trace(trace: RoutingTrace, path: str | os.PathLike[str]) -> None:
-    """Writes `trace` to a file. The bytes depend only on the trace."""
+    """Writes `trace` to a file. Equal traces give equal bytes."""
     suffix = _suffix(Path(path))
     held = {name: getattr(trace, name) for name in ("topk_TLK", "seq_len_Q", "moe_layer_L", "known_T", "weight_TLK")}
     arrays: dict[str, Array] = {name: array for name, array in held.items() if array is not None}
@@ -87,7 +87,7 @@ def load_trace(
 
 
 def holds_trace(path: str | os.PathLike[str]) -> bool:
-    """Returns True if an ``.npz`` or ``.safetensors`` file has an array with a name for the experts of tokens."""
+    """Returns True if an ``.npz`` or ``.safetensors`` file has an array whose name says that it holds the experts of tokens."""
     suffix = Path(path).suffix.lower()
     if suffix not in SUFFIXES:
         return False

@@ -1,4 +1,4 @@
-"""RoutingTrace: the experts that the router chose for every token, checked strictly."""
+"""`RoutingTrace`, which holds the experts that the router chose for every token and checks them strictly."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ _BLOCK = 2**14  # number of tokens that are compared at once
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class RoutingTrace(ArrayValue):
-    """Routing of whole sequences, one after the other. The tokens of sequence q are ``cuts[q]:cuts[q+1]``.
+    """Routing of whole sequences, stored one after the other. Sequence q has the tokens ``cuts[q]:cuts[q+1]``.
 
-    A trace has no padding and no placeholder ids. `from_routed_experts` marks such entries of a recording in `known_T`.
+    A trace has no padding and no placeholder ids. If a recording has them, `from_routed_experts` marks their tokens in `known_T`.
 
     Attributes:
         topk_TLK: Logical experts of each token, distinct within a token and layer, as uint8 (num_experts <= 256) or int16.
         num_experts: Number of logical experts in a layer.
-        seq_len_Q: Number of tokens in each sequence, int64. Each is at least 1, and they sum to T.
-        known_T: Whether the routing of each token was recorded, bool. Ids of other tokens are ignored. None means that
-            all are known.
-        moe_layer_L: The model's own layer numbers, int32. Default to those of the preset `model` if it has L layers, else to 0 to
-            L-1.
+        seq_len_Q: Number of tokens in each sequence, int64. Each number is at least 1, and the numbers sum to T.
+        known_T: Whether the routing of each token was recorded, bool. Ids of tokens without recorded routing are ignored. None
+            means that the routing of all tokens was recorded.
+        moe_layer_L: The model's own layer numbers, int32. Defaults to those of the preset `model` if it has L layers, else to 0
+            to L-1.
         weight_TLK: Router weights of the chosen experts, float16, or None. Planning does not use them.
-        model: Name of the model, or None. If it names a preset, experts and top-k must agree with it.
+        model: Name of the model, or None. If it names a preset, experts and top-k must agree with the preset.
         source: Origin of the trace, as free text.
-        id: Name of the routing in plans and reports. Defaults to `content_hash`.
+        id: Name of the trace in plans and reports. Defaults to `content_hash`.
 
     Raises:
         InputError: A shape is wrong, an id is out of range or repeated in a token, or lengths do not sum to T.
@@ -101,7 +101,10 @@ class RoutingTrace(ArrayValue):
         return np.concatenate([[0], np.cumsum(self.seq_len_Q)])
 
     def num_repeats(self) -> int:
-        """Returns the number of known tokens with the same experts in all layers as the token before. Real routing has few."""
+        """Returns the number of known tokens with the same experts in all layers as the previous token.
+
+        Real routing has few such tokens.
+        """
         found = 0
         for low in range(1, self.T, _BLOCK):
             now_TLK, before_TLK = self.topk_TLK[low : low + _BLOCK], self.topk_TLK[low - 1 : low - 1 + _BLOCK]
@@ -114,7 +117,10 @@ class RoutingTrace(ArrayValue):
         return found
 
     def content_hash(self) -> str:
-        """Returns a hash (32 hex digits) of all that determines loads: ids, known tokens, lengths, layer numbers, num_experts."""
+        """Returns 32 hex digits that hash everything that determines loads.
+
+        The hash covers ids, known tokens, lengths, layer numbers and num_experts.
+        """
         arrays = {"topk": self.topk_TLK, "seq_len": self.seq_len_Q, "moe_layer": self.moe_layer_L}
         if self.known_T is not None:
             arrays["known"] = self.known_T
@@ -134,26 +140,26 @@ class RoutingTrace(ArrayValue):
     ) -> RoutingTrace:  # fmt: skip
         """Reads a trace from ``.npz`` or ``.safetensors``. Pickled data is never read.
 
-        Arrays have the names of this class, or ``topk_ids``, ``seq_len``, ``num_experts``, and ``topk_weights`` or
-        ``topk_probs``. Other arrays are ignored.
+        Arrays are named as in this class, or ``topk_ids``, ``seq_len``, ``num_experts``, and ``topk_weights`` or ``topk_probs``.
+        Arrays with other names are ignored.
 
         Args:
             path: The file.
             num_experts: Number of experts. Required if neither the file nor `model` gives it, because it cannot be derived from
                 the largest id.
-            model: Model that was recorded, as a `Model` or a name.
-            weights: Whether to read the router weights, which are the larger part of most files.
+            model: Model whose routing was recorded, given as a `Model` or by name.
+            weights: Whether to read the router weights, which take up most of the space in most files.
             max_bytes: Limit for decompressed arrays in memory. Defaults to 64 MiB, or to 16 times the file size if that is more.
 
         Raises:
-            InputError: The file does not exist, cannot be read, lacks arrays, or has contents that this class refuses.
+            InputError: The file does not exist, cannot be read or lacks arrays, or this class does not accept its contents.
         """
         from foremoe.routing.files import load_trace
 
         return load_trace(path, num_experts=num_experts, model=model, weights=weights, max_bytes=max_bytes)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes ``.npz`` (uncompressed) or ``.safetensors``. `load` then returns an equal trace, byte for byte.
+        """Writes an uncompressed ``.npz`` or a ``.safetensors`` file. `load` returns an equal trace, byte for byte.
 
         Raises:
             InputError: The suffix is not supported, or the file cannot be written.
@@ -166,10 +172,10 @@ class RoutingTrace(ArrayValue):
     def concat(cls, traces: Sequence[RoutingTrace]) -> RoutingTrace:
         """Joins the sequences of several traces of one model, under a new id.
 
-        Weights are kept if every part has them. The model's name is kept if all parts agree.
+        Router weights are kept if every trace has them. The model's name is kept if it is the same in all traces.
 
         Raises:
-            InputError: There is no trace, or traces differ in layers, top-k or experts.
+            InputError: The list of traces is empty, or traces differ in layers, top-k or experts.
         """
         parts = list(traces)
         if not parts:
@@ -195,7 +201,7 @@ class RoutingTrace(ArrayValue):
             indices: Indices of the sequences in the desired order (repeats allowed), or a bool mask [Q].
 
         Raises:
-            InputError: No sequence is selected, a number is out of range, or the mask has another length.
+            InputError: No sequence is selected, an index is out of range, or the mask does not have length Q.
         """
         index = as_array(indices, "indices")
         if index.dtype == bool and index.shape == (self.Q,):

@@ -1,4 +1,4 @@
-"""Synthetic routing, as counts for many ranks at once or as whole sequences."""
+"""Synthetic routing, generated either as counts for many ranks at once or as whole sequences of tokens."""
 
 from foremoe.synthetic.counts import Regime, synthetic_workload
 from foremoe.synthetic.imbalance import IMBALANCES, imbalance_workload

@@ -1,4 +1,4 @@
-"""Synthetic load in named regimes, which differ in skew, in drift, and in the differences between source ranks."""
+"""Synthetic load in named regimes, which differ in skew, in drift over micro-steps, and in the spread between source ranks."""
 
 from __future__ import annotations
 
@@ -30,32 +30,37 @@ _LIMITS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Regime:
-    """Distribution of load. ``Regime.preset`` returns named ones. Spreads are standard deviations of log probability.
+    """Distribution of synthetic load. ``Regime.preset`` returns a named one. A spread is a standard deviation of log probability.
 
-    Attributes marked "(counts)" are used only by `synthetic_workload`, and those marked "(tokens)" only by `synthetic_trace`.
+    Only `synthetic_workload` uses attributes marked "(counts)", and only `synthetic_trace` uses attributes marked "(tokens)".
 
     Attributes:
-        sigma: Spread of popularity over the experts of a layer, in the part that all micro-steps and domains share.
-        groups: Number of groups of neighbouring experts. Use the model's routing groups, or one per rank to make whole ranks hot.
-        group_std: Spread of the popularity that the experts of a group share. Above 0, hot experts are together on one rank.
-        layer_std: Spread, over layers, of the log of a factor on sigma, group_std and domain_std.
-        bend: Asymmetry of popularity. 0 gives lognormal popularity. Otherwise a standard normal z becomes
-            (z - bend*(z^2 - 1)) / sqrt(1 + 2*bend^2), which has the same spread, but with fewer highly popular and more
-            neglected experts, as after balanced training.
-        burst_chance: Probability that a random expert is more popular, per layer and per micro-step (counts) or per run of a
-            domain (tokens).
+        sigma: Spread of popularity over the experts of a layer. This part of the popularity is the same in all micro-steps and
+            domains.
+        groups: Number of groups of neighbouring experts. Use the number of the model's routing groups, or one group per rank to
+            make whole ranks hot.
+        group_std: Spread of the popularity that the experts of a group share. With a value above 0, hot experts tend to be on the
+            same rank.
+        layer_std: Spread between layers. Each layer has a random factor on sigma, group_std and domain_std, and this is the
+            standard deviation of its logarithm.
+        bend: Asymmetry of popularity. With 0, popularity is lognormal. With other values, a standard normal z is replaced by
+            ``(z - bend*(z^2 - 1)) / sqrt(1 + 2*bend^2)``. The spread remains the same, but there are fewer highly popular experts
+            and more neglected ones, as after balanced training.
+        burst_chance: Probability of a burst, in which a random expert is more popular. It applies to each layer and micro-step
+            (counts), or to each layer and run of a domain (tokens).
         burst_factor: Factor by which the expert is more popular in a burst.
-        kappa: Concentration of a micro-step's popularity, which is Dirichlet with alpha = kappa*E*p (counts). Higher values are
-            closer to p.
-        walk_std: Spread of a stationary random walk of log popularity (counts).
-        walk_ar: Correlation of the walk from step to step (counts).
-        source_kappa: Concentration of a source rank's popularity, which is Dirichlet with alpha = source_kappa*E*q (counts).
+        kappa: Concentration of the popularity in a micro-step, which is drawn from a Dirichlet distribution with
+            ``alpha = kappa*E*p`` for popularity p (counts). With higher values, the result is closer to p.
+        walk_std: Spread of the log popularity in a stationary random walk (counts).
+        walk_ar: Correlation between consecutive steps of the random walk (counts).
+        source_kappa: Concentration of the popularity on a source rank, which is drawn from a Dirichlet distribution with
+            ``alpha = source_kappa*E*q``, where q is the popularity in the micro-step (counts).
         domains: Number of kinds of sequences, each with its own popularity (tokens).
-        domain_std: Spread of a domain's popularity around the shared one (tokens).
-        domain_run: Mean number of tokens in consecutive sequences of one domain (tokens). 1 mixes the domains, and large values
-            keep them apart.
+        domain_std: Spread of a domain's popularity around the popularity that all domains share (tokens).
+        domain_run: Mean number of tokens in consecutive sequences of one domain (tokens). A value of 1 mixes the domains, and
+            large values keep them apart.
         domain_length_std: Spread, between domains, of the log of the mean sequence length (tokens).
-        sequence_std: Spread of a sequence's popularity around its domain's (tokens).
+        sequence_std: Spread of a sequence's popularity around the popularity of its domain (tokens).
         length_std: Spread of the log of sequence length in a domain (tokens).
 
     Raises:
@@ -88,7 +93,7 @@ class Regime:
 
     @classmethod
     def preset(cls, name: str) -> Regime:
-        """Returns a named regime. Case does not matter."""
+        """Returns the regime with this name. Case does not matter."""
         regime = REGIMES.get(name.strip().lower()) if isinstance(name, str) else None
         if regime is None:
             raise InputError(f"there is no regime {name!r}; choose one of {', '.join(REGIMES)}, or pass a Regime.")
@@ -131,11 +136,12 @@ def synthetic_workload(
 
     Each layer is generated in these steps:
 
-    1. Popularity of experts, according to the `Regime`.
-    2. A random walk of its logarithm over the micro-steps, and bursts.
-    3. A Dirichlet draw per micro-step, with no expert above 0.9/K.
-    4. A Dirichlet draw per source rank, with no expert above 0.95/K. The excess is spread over the other experts in proportion.
-    5. A multinomial draw of tokens_per_rank*K pairs.
+    1. The popularity of experts is drawn according to the `Regime`.
+    2. The logarithm of the popularity follows a random walk over the micro-steps. Bursts are added.
+    3. The popularity in each micro-step is drawn from a Dirichlet distribution. No expert has a probability above 0.9/K.
+    4. The popularity on each source rank is drawn from a Dirichlet distribution. No expert has a probability above 0.95/K. In
+       both cases, the excess is spread over the other experts in proportion.
+    5. The tokens_per_rank*K pairs are drawn from a multinomial distribution.
 
     Pairs are drawn one by one, so an expert may get a few more pairs than the rank has tokens. In contrast, `synthetic_trace`
     draws distinct experts per token.
@@ -147,11 +153,12 @@ def synthetic_workload(
         micro_steps: Number of micro-steps.
         regime: Regime, given as a `Regime` or by name.
         seed: Seed, a whole number >= 0.
-        num_layers: Number of layers to generate, the first ones of the model. A layer's counts do not depend on it.
+        num_layers: Number of layers to generate, beginning with the first layer of the model. The counts of a layer do not depend
+            on it.
         stage: "update" or "recompute".
 
     Returns:
-        A workload of `micro_steps` micro-steps. Sequence lengths are not known, so `attention_MG` is zero.
+        A workload of `micro_steps` micro-steps. `attention_MG` is zero, because there are no sequence lengths.
 
     Raises:
         InputError: A name is unknown, or a number is out of range.
@@ -197,12 +204,12 @@ def _layer_counts(rng: np.random.Generator, regime: Regime, model: Model, M: int
 
 
 def layer_factor(rng: np.random.Generator, regime: Regime) -> float:
-    """Returns a factor on the spread of a layer's popularity, which is 1 on average over layers."""
+    """Returns a random factor for the spread of a layer's popularity. Its mean over layers is 1."""
     return float(np.exp(regime.layer_std * rng.standard_normal() - 0.5 * regime.layer_std**2))
 
 
 def group_heat(rng: np.random.Generator, regime: Regime, num_experts: int) -> Array:
-    """Returns the log popularity that the experts of a group share, float64 [E]. A group is E/groups consecutive experts."""
+    """Returns the log popularity that the experts of a group share, float64 [E]. A group has E/groups consecutive experts."""
     if not regime.group_std:
         return np.zeros(num_experts)
     group_E = np.arange(num_experts) * regime.groups // num_experts
@@ -210,7 +217,7 @@ def group_heat(rng: np.random.Generator, regime: Regime, num_experts: int) -> Ar
 
 
 def bent(z: Array, bend: float) -> Array:
-    """Shortens the upper tail of standard normal deviates, but keeps mean 0 and spread 1. See `Regime.bend`."""
+    """Returns standard normal deviates with a shorter upper tail. Their mean remains 0 and their spread 1. See `Regime.bend`."""
     return (z - bend * (z * z - 1.0)) / np.sqrt(1.0 + 2.0 * bend * bend)
 
 
@@ -221,10 +228,10 @@ def softmax(log_XE: Array) -> Array:
 
 
 def capped(weight_XE: Array, cap: float) -> Array:
-    """Returns probabilities in proportion to `weight_XE` along the last axis, none above `cap`, or 1/E if that is more.
+    """Returns probabilities in proportion to `weight_XE` along the last axis. None is above `cap` or, if that is more, 1/E.
 
-    The excess over the cap is given to the other entries in proportion until no probability is above it. Zero weights
-    become uniform.
+    The excess over the cap is given to the other entries in proportion, until no probability is above the cap. If all weights are
+    zero, the probabilities are uniform.
     """
     E = weight_XE.shape[-1]
     cap = max(cap, 1.0 / E)
@@ -247,14 +254,14 @@ def capped(weight_XE: Array, cap: float) -> Array:
 
 
 def resolve(model: str | Model, regime: str | Regime) -> tuple[Model, Regime]:
-    """Returns the model and the regime for two names. Values are returned unchanged."""
+    """Returns the model and the regime. Names are replaced by the presets that they name."""
     if not isinstance(model, Model):
         model = Model.preset(model)
     return model, regime if isinstance(regime, Regime) else Regime.preset(regime)
 
 
 def layer_count(num_layers: int | None, model: Model) -> int:
-    """Returns the number of layers to generate, which is `num_layers` or, by default, all layers."""
+    """Returns the number of layers to generate. By default, it is the number of all layers of the model."""
     if num_layers is None:
         return model.num_layers
     layers = whole(num_layers, "num_layers")

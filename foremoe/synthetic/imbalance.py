@@ -1,11 +1,12 @@
-"""Eight named imbalances with one cause each, which are the workloads W0 to W7 of Megatron-LM's token-imbalance benchmark.
+"""Eight named imbalances with one cause each. They are the workloads W0 to W7 of Megatron-LM's token-imbalance benchmark.
 
-They are generated as counts. Pull request 7488 of Megatron-LM proposes them, and its figures are kept: a hot set of a quarter of
-the experts, from which three of four tokens draw, half of the experts idle, a hot spot that moves every three steps, and bursts
-for half of the tokens in every fourth step.
+The workloads are generated as counts. Pull request 7488 of Megatron-LM proposes them, and its figures are used here. A hot set
+has a quarter of the experts, and three of four tokens draw from it. In W5, half of the experts are idle. In W6, the hot spot
+moves every three steps. In W7, half of the tokens are in a burst in every fourth step.
 
-The following choices are our own. Steps are micro-steps. The hot set of W1 is drawn at random per layer, and that of W3 is every
-fourth expert, so W1 to W3 differ only in the location of the hot set. Source ranks of W4 have 1.5 to 0.5 times the mean tokens.
+The following choices are our own. A step is a micro-step here. The hot set of W1 is drawn at random for each layer. The hot set
+of W3 is every fourth expert. W1 to W3 therefore differ only in the location of the hot set. The source ranks of W4 have 1.5 to
+0.5 times the mean number of tokens.
 """
 
 import numpy as np
@@ -39,23 +40,26 @@ def imbalance_workload(
         model: Model, given as a `Model` or as the name of a preset.
         name: Name of the imbalance, one of
 
-            * ``"balanced"`` (W0): pairs go to the experts in turn.
+            * ``"balanced"`` (W0): pairs are given to the experts in turn.
             * ``"hot-expert-set"`` (W1): three of four tokens draw from a random quarter of the experts.
-            * ``"hot-rank"`` (W2): three of four tokens draw from the first quarter, which is at home on the first ranks.
+            * ``"hot-rank"`` (W2): three of four tokens draw from the first quarter of the experts, which is at home on the first
+              ranks.
             * ``"spread-hot-experts"`` (W3): three of four tokens draw from every fourth expert.
-            * ``"ragged-sources"`` (W4): source ranks have 1.5 to 0.5 times the mean tokens, which draw from all experts.
+            * ``"ragged-sources"`` (W4): source ranks have 1.5 to 0.5 times the mean number of tokens. All tokens draw from all
+              experts.
             * ``"idle-rank"`` (W5): no token draws from the first half of the experts.
-            * ``"rotating-hot-spot"`` (W6): like W2, but the hot quarter moves to the next one every three micro-steps.
-            * ``"burst"`` (W7): tokens draw from all experts, but in every fourth micro-step, half of them draw as in W2.
+            * ``"rotating-hot-spot"`` (W6): like W2, but the next quarter of the experts becomes hot every three micro-steps.
+            * ``"burst"`` (W7): tokens draw from all experts, but in every fourth micro-step, half of the tokens draw as in W2.
         num_ranks: Number of source ranks.
-        tokens_per_rank: Number of tokens of a source rank in a micro-step, in W4 on average.
+        tokens_per_rank: Number of tokens of a source rank in a micro-step. In W4, it is the mean over source ranks.
         micro_steps: Number of micro-steps.
         seed: Seed, a whole number >= 0.
-        num_layers: Number of layers to generate, the first ones of the model. A layer's counts do not depend on it.
+        num_layers: Number of layers to generate, beginning with the first layer of the model. The counts of a layer do not depend
+            on it.
         stage: "update" or "recompute".
 
     Returns:
-        A workload of `micro_steps` micro-steps. Sequence lengths are not known, so `attention_MG` is zero.
+        A workload of `micro_steps` micro-steps. `attention_MG` is zero, because there are no sequence lengths.
 
     Raises:
         InputError: A name is unknown, or a number is out of range.
@@ -116,10 +120,10 @@ def _in_turn(pairs_G: Array, E: int) -> Array:
 
 
 def distinct_counts(rng: np.random.Generator, tokens_X: Array, num_experts: int, num_topk: int) -> Array:
-    """Draws counts of tokens that each have `num_topk` distinct experts, int64 [X, P]. All sets of experts are equally likely.
+    """Draws `num_topk` distinct experts for each token and returns their counts, int64 [X, P]. All sets are equally likely.
 
-    Experts are drawn one by one. A token with j remaining choices takes the next of the p remaining experts with probability
-    j / p, so only the numbers of tokens by remaining choices matter. The draw is exact.
+    Experts are considered one by one. A token that has j choices left takes the next of the p remaining experts with probability
+    j / p. It therefore suffices to know how many tokens have j choices left. The distribution is exact.
     """
     choices_J = np.arange(num_topk + 1)
     waiting_XJ = np.zeros((len(tokens_X), num_topk + 1), np.int64)

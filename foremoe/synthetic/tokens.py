@@ -1,9 +1,10 @@
 """Synthetic routing of individual tokens, in sequences of several domains, with distinct experts per token.
 
-Two regimes are fitted to recorded routing, packed in file order into micro-steps of 4096 tokens. ``gpt-oss-like`` is fitted to
-703 responses of gpt-oss-20b to prompts of 11 data sets (306 tokens on average). ``esft-like`` is fitted to four tasks of
-DeepSeek-V2-Lite, one after another (213 sequences of 156 tokens). The table shows recorded / generated statistics (see
-`foremoe.workload.skew`), as means over seeds 10 to 21, which the fit did not use:
+Two regimes are fitted to recorded routing, which is packed in file order into micro-steps of 4096 tokens. The regime
+``gpt-oss-like`` is fitted to 703 responses of gpt-oss-20b to prompts of 11 data sets, with 306 tokens on average. The regime
+``esft-like`` is fitted to four tasks of DeepSeek-V2-Lite, one after another, with 213 sequences of 156 tokens. The table shows
+recorded / generated statistics (see `foremoe.workload.skew`). Generated figures are means over seeds 10 to 21, which the fit did
+not use:
 
 ==================  ==============  ==============  ==============  ==============
 statistic           gpt-oss, G = 8  gpt-oss, G = 16 ESFT, G = 8     ESFT, G = 16
@@ -15,7 +16,7 @@ log_spread          1.147 / 1.052   1.147 / 1.052   0.510 / 0.533   0.510 / 0.53
 source_distance     0.222 / 0.220   0.251 / 0.261   0.092 / 0.081   0.104 / 0.112
 ==================  ==============  ==============  ==============  ==============
 
-A single seed changes skew_mean by 4 % and skew_p99 by 5 to 15 %. The tests allow the mean of four seeds to deviate by 8 %
+With a single seed, skew_mean varies by 4 % and skew_p99 by 5 to 15 %. The tests allow the mean of four seeds to deviate by 8 %
 (skew_mean), 12 % (skew_p99), 0.05 (step_correlation), 10 % (log_spread) and 30 % (source_distance).
 """
 
@@ -42,22 +43,25 @@ def synthetic_trace(
 ) -> RoutingTrace:  # fmt: skip
     """Generates seeded routing of whole sequences, in the form that a rollout would record.
 
-    Sequences come in runs of one domain, so the mix of domains changes along the file. Every domain has its own popularity of
-    experts per layer, part of which is shared by all domains. Popularity varies between sequences, and a run may have a burst
-    (see `Regime`). A token's K experts are drawn without repetition by systematic sampling. Expert e is drawn with a probability
-    of exactly K*q_e, at most 0.95.
+    Consecutive sequences form runs of one domain, so the mix of domains changes along the file. In each layer, every domain has
+    its own popularity of experts, part of which is shared by all domains. Popularity varies between sequences, and a run may have
+    a burst (see `Regime`). The K experts of a token are drawn without repetition by systematic sampling. Expert e is drawn with a
+    probability of exactly K*q_e, which is at most 0.95.
 
     Args:
         model: Model, given as a `Model` or as the name of a preset.
         num_sequences: Number of sequences.
-        mean_length: Mean number of tokens per sequence before rounding. Lengths are lognormal, up to 4 times the mean.
+        mean_length: Mean number of tokens per sequence before rounding. Lengths have a lognormal distribution and are at most 4
+            times the mean.
         regime: Regime, given as a `Regime` or by name.
-        domains: Number of domains. Defaults to that of the regime. 1 is the control case, in which history predicts load.
-        num_layers: Number of layers to generate, the first ones of the model. A layer's routing does not depend on it.
+        domains: Number of domains. Defaults to the number in the regime. With 1, which is the control case, history predicts the
+            load.
+        num_layers: Number of layers to generate, beginning with the first layer of the model. The routing of a layer does not
+            depend on it.
         seed: Seed, a whole number >= 0.
 
     Returns:
-        A trace without router weights, with every token known.
+        A trace without router weights. The routing of every token is known.
 
     Raises:
         InputError: A name is unknown, or a number is out of range.
@@ -126,10 +130,10 @@ def _layer_popularity(rng: np.random.Generator, regime: Regime, model: Model, D:
 
 @kernel
 def systematic_topk(cumulative_QE, order_QE, cut_Q, uniform_T, layer, topk_TLK):
-    """Fills ``topk_TLK[:, layer]`` with the experts at which the cumulative probabilities pass u, u+1, .. u+K-1.
+    """Fills ``topk_TLK[:, layer]`` with the experts at which the cumulative probability exceeds u, u+1, .. u+K-1.
 
-    `cumulative_QE` ends at K for every sequence and grows by at most 1 per expert, so a token's experts are distinct. `order_QE`
-    maps its columns to experts.
+    For every sequence, `cumulative_QE` increases to K, by at most 1 per expert. The experts of a token are therefore distinct.
+    `order_QE` maps the columns of `cumulative_QE` to experts.
     """
     num_topk = topk_TLK.shape[2]
     num_sequences, num_experts = cumulative_QE.shape

@@ -1,6 +1,6 @@
 """Test tools for authors of solvers and backends: strategies, conformance suites and the reference executor.
 
-Names are loaded on first use, because the suites need hypothesis and pytest, while the reference executor does not.
+Names are loaded on first use, because the suites need hypothesis and pytest, but the reference executor does not.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""Conformance suite of the path level. Use it like `SolverTests`."""
+"""Conformance suite for solvers of the path level. Subclass it like `SolverTests`."""
 
 import dataclasses
 from typing import Any, ClassVar
@@ -21,18 +21,18 @@ from foremoe.testing.strategies import problems
 
 
 class PathSolverTests:
-    """Laws of `PathSolver`: copies stay the same, links match ranks, sources hold the expert, and `solve` is pure.
+    """Tests of the laws of `PathSolver`: copies stay the same, links match ranks, sources hold the expert, and `solve` is pure.
 
     Attributes:
-        solver: Instance under test.
-        limits: Narrower options for `problems`, for solvers that are too slow for the default sizes.
+        solver: Solver to test.
+        limits: Options for `problems` that limit sizes, for solvers that are too slow for the default sizes.
     """
 
     solver: ClassVar[PathSolver]
     limits: ClassVar[dict[str, Any]] = {}
 
     def plans(self, data: st.DataObject, **options: Any) -> tuple[Problem, Plan]:
-        """Draws a problem and a plan for it, with copies if redundant slots are filled."""
+        """Draws a problem and a plan for this problem. The plan has copies if redundant slots are filled."""
         usual = {"min_ranks": 2, "min_redundant": 1, "max_micro_steps": 3, "row_kinds": ("flat", "skewed", "sparse")}
         problem = data.draw(problems(**{**usual, **self.limits, **options}))
         note(describe(problem))

@@ -1,4 +1,4 @@
-"""Conformance suites of the levels split, home and pack. Use them like `SolverTests`."""
+"""Conformance suites for solvers of the levels split, home and pack. Subclass them like `SolverTests`."""
 
 import dataclasses
 from typing import ClassVar
@@ -26,10 +26,10 @@ from foremoe.workload.packing import AsGiven
 
 
 class SplitSolverTests:
-    """Laws of `SplitSolver`: quotas sum to the load, wherever replicas or re-placed homes are.
+    """Tests of the laws of `SplitSolver`: quotas sum to the load, wherever replicas and re-placed homes are.
 
     Attributes:
-        solver: Instance under test.
+        solver: Solver to test.
         optimal: Whether the solver guarantees the smallest maximum rank load for the given replicas.
     """
 
@@ -37,7 +37,7 @@ class SplitSolverTests:
     optimal: ClassVar[bool] = False
 
     def split(self, problem: Problem, expert_NGS: Array) -> Array:
-        """Checks the solver's quotas and returns them."""
+        """Returns the solver's quotas after checking that they are valid."""
         before = expert_NGS.tobytes()
         quota_NGS = self.solver.solve(problem, expert_NGS)
         assert expert_NGS.tobytes() == before, f"{self.solver!r} wrote to expert_NGS."
@@ -96,7 +96,7 @@ class SplitSolverTests:
 
 
 class HomeSolverTests:
-    """Checks that a `HomeSolver` is pure and deterministic, and returns a permutation for every layer."""
+    """Tests that a `HomeSolver` is pure and deterministic, and returns a permutation of the experts for every layer."""
 
     solver: ClassVar[HomeSolver]
 
@@ -125,7 +125,7 @@ class HomeSolverTests:
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """Input of a pack solver, whose repr can be pasted as an expression."""
+    """Input of a pack solver. The repr of a batch can be pasted as an expression."""
 
     seq_len_Q: list[int]
     group_Q: list[int]
@@ -137,7 +137,7 @@ class Batch:
     seed: int
 
     def trace(self) -> RoutingTrace:
-        """Returns a trace in which every sequence prefers some experts, depending on `seed`."""
+        """Returns a trace with these sequences. Every sequence prefers some experts, which depend on `seed`."""
         rng = np.random.default_rng(self.seed)
         num_topk = min(2, self.num_experts)
         bias_QLE = 3.0 * rng.random((len(self.seq_len_Q), self.num_layers, self.num_experts))
@@ -147,7 +147,7 @@ class Batch:
         return RoutingTrace(topk_TLK=topk_TLK, num_experts=self.num_experts, seq_len_Q=np.array(self.seq_len_Q), known_T=known_T)
 
     def pack(self, solver: PackSolver, trace: RoutingTrace | None = None) -> tuple[Array, Array]:
-        """Returns the solver's result."""
+        """Calls the solver with this batch and returns its result."""
         return solver.solve(
             trace or self.trace(), num_ranks=self.num_ranks, tokens_per_rank=self.tokens_per_rank,
             sample_group_Q=np.array(self.group_Q), seed=self.seed,
@@ -156,7 +156,7 @@ class Batch:
 
 @st.composite
 def batches(draw: st.DrawFn, *, max_sequences: int = 24, max_groups: int = 3) -> Batch:
-    """Draws batches of sequences of equal and different lengths, some longer than a whole micro-step."""
+    """Draws batches of sequences with equal and different lengths. Some sequences are longer than a whole micro-step."""
     longest = draw(st.sampled_from([1, 6, 20]))
     seq_len_Q = draw(st.lists(st.integers(1, longest), min_size=1, max_size=max_sequences))
     groups = st.lists(st.integers(0, max_groups - 1), min_size=len(seq_len_Q), max_size=len(seq_len_Q))
@@ -169,10 +169,10 @@ def batches(draw: st.DrawFn, *, max_sequences: int = 24, max_groups: int = 3) ->
 
 
 class PackSolverTests:
-    """Checks that a `PackSolver` assigns every sequence once, keeps limits and groups, and is pure and deterministic.
+    """Tests that a `PackSolver` assigns every sequence once, keeps limits and groups, and is pure and deterministic.
 
     Attributes:
-        solver: Instance under test.
+        solver: Solver to test.
         few_micro_steps: Whether the solver never needs more micro-steps than `AsGiven`.
     """
 
@@ -182,7 +182,7 @@ class PackSolverTests:
     @law
     @given(batch=batches())
     def test_packings_are_valid(self, batch: Batch) -> None:
-        """Checks that every sequence is assigned once, groups are not mixed, and micro-steps keep budget and number."""
+        """Checks that every sequence is assigned and groups are not mixed, and checks the size and number of micro-steps."""
         micro_step_Q, rank_Q = batch.pack(self.solver)
         for name, array in (("micro_step_Q", micro_step_Q), ("rank_Q", rank_Q)):
             assert array.shape == (len(batch.seq_len_Q),) and array.dtype == np.int32, f"{name} must be int32 [Q]."

@@ -1,4 +1,4 @@
-"""Formats a Problem as an expression that can be pasted. ``from foremoe import *`` provides every name in it."""
+"""Formats a Problem as an expression that can be pasted. ``from foremoe import *`` provides the names in the expression."""
 
 import dataclasses
 from typing import Any
@@ -17,13 +17,13 @@ def describe(problem: Problem) -> str:
     """Returns an expression that evaluates to the same problem, byte for byte.
 
     The expression uses foremoe's public names, and `Dealt` from ``foremoe.workload`` if sequences were packed whole. Default
-    values are omitted. Arrays are written as lists, whose dtype the constructors restore.
+    values are omitted. Arrays are written as lists, and the constructors restore the dtypes of the arrays.
     """
     return _text(problem)
 
 
 def evaluate(text: str) -> Problem:
-    """Returns the problem that `describe` printed."""
+    """Returns the problem that an expression from `describe` evaluates to."""
     names = {cls.__name__: cls for cls in (Cluster, CostModel, Dealt, Model, Problem, Schedule)}
     problem = eval(text, {"__builtins__": {}, **names})
     assert isinstance(problem, Problem)

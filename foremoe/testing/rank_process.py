@@ -1,4 +1,4 @@
-"""Program of the processes of `foremoe.testing.ranks.RankPool`, which exchange messages with their parent."""
+"""The program that processes of `foremoe.testing.ranks.RankPool` run. They exchange messages with the parent process."""
 
 import contextlib
 import io
@@ -22,7 +22,7 @@ from foremoe.distributed.group import TorchGroup
 
 
 def serve(rank: int, port: int, connection: Connection) -> None:
-    """Runs a rank, which calls the functions that it receives until it receives an empty message."""
+    """Runs a rank. The rank calls the functions that it receives, until it receives an empty message."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent stops its ranks
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""Runs a function on every rank of a group, on threads, on a shared pool of processes, or on processes for a single call.
+"""Runs a function on every rank of a group. Ranks are threads, processes of a shared pool, or processes for a single call.
 
 ::
 
@@ -31,7 +31,7 @@ START_S = 120.0  # importing torch on a busy machine takes long
 
 
 class RankDied(RuntimeError):
-    """A rank died, or had to be killed, without a result."""
+    """Error for a rank that died, or had to be killed, before it returned a result."""
 
 
 def run_threads(
@@ -40,9 +40,10 @@ def run_threads(
     """Calls ``fn(group, *args)`` on one thread per rank, with a `ThreadGroup`, and returns the results by rank.
 
     Args:
-        timeout_s: Timeout of a rank for another one in seconds (`Group.timeout_s`).
-        limit_s: Timeout of the whole call in seconds, after which `RankDied` is raised. The thread of a busy rank keeps running.
-        errors: Whether to return exceptions as results. If False, the first error is raised, with a note that names the rank.
+        timeout_s: Time in seconds that a rank waits for another rank (`Group.timeout_s`).
+        limit_s: Timeout of the whole call in seconds, after which `RankDied` is raised. Threads of ranks that are still busy keep
+            running.
+        errors: Whether to return exceptions as results. If False, the first exception is raised, with a note that names the rank.
     """
     return _results(*_on_threads(fn, num_ranks, args, timeout_s, limit_s), errors)
 
@@ -78,10 +79,11 @@ def _on_threads(
 
 
 class RankPool:
-    """Rank processes that serve many calls, because starting one takes seconds, while a call takes milliseconds.
+    """Rank processes that serve many calls. Starting a process takes seconds, while a call takes milliseconds.
 
-    Every call has a gloo process group of its own size, which is also the default group of torch.distributed during the call.
-    Ranks run torch on one thread each. If a rank dies or takes too long, all ranks end and the pool becomes unusable.
+    Every call has its own gloo process group with the number of ranks of the call. During the call, it is also the default group
+    of torch.distributed. Each rank runs torch on one thread. If a rank dies or takes too long, all ranks end and the pool becomes
+    unusable.
 
     Args:
         num_ranks: Maximum number of ranks in a call.
@@ -116,14 +118,14 @@ class RankPool:
         """Calls ``fn(group, *args)`` on the first `num_ranks` ranks, with a `TorchGroup`, and returns the results by rank.
 
         Args:
-            fn: Module-level function, because it is pickled, like arguments and results.
+            fn: Function to call. It must be a module-level function, because functions, arguments and results are pickled.
             num_ranks: Number of ranks. Defaults to all ranks or, in the shared pool, to the last number passed to `get_pool`.
-            timeout_s: Timeout of a rank for another one in seconds, also in the process group.
+            timeout_s: Time in seconds that a rank waits for another rank, also in the process group.
             limit_s: Timeout of the whole call in seconds.
-            errors: Whether to return exceptions as results, as in `run_threads`. Ranks that died return a `RankDied`.
+            errors: Whether to return exceptions as results, as in `run_threads`. The result of a rank that died is a `RankDied`.
 
         Raises:
-            RankDied: A rank ended or took longer than `limit_s`, now or in an earlier call.
+            RankDied: A rank ended or took longer than `limit_s`, in this call or in an earlier one.
         """
         num_ranks = self.asked_ranks if num_ranks is None else num_ranks
         if self.unusable:
@@ -207,7 +209,7 @@ class RankPool:
 
 
 def run_processes(fn: Callable[..., Any], num_ranks: int, *args: Any, **options: Any) -> list[Any]:
-    """Calls `RankPool.run` with these options on `num_ranks` separate processes, for drills that kill a rank."""
+    """Calls `RankPool.run` with these options on `num_ranks` new processes. Use it for drills that kill a rank."""
     with RankPool(num_ranks) as pool:
         return pool.run(fn, *args, **options)
 
@@ -216,7 +218,7 @@ _shared: RankPool | None = None
 
 
 def get_pool(num_ranks: int) -> RankPool:
-    """Returns the pool that all tests of this process share, with at least `num_ranks` ranks. Replaces an unusable pool."""
+    """Returns the pool that all tests of this process share. It has at least `num_ranks` ranks. An unusable pool is replaced."""
     global _shared
     if _shared is not None and (_shared.unusable or _shared.num_ranks < num_ranks):
         _shared.close()

@@ -1,7 +1,7 @@
-"""Reference executor, which runs any plan and schedule on toy experts in per-rank buffers, slowly and simply.
+"""Reference executor, which runs any plan and schedule on toy experts. It is simple and slow, and has buffers for each rank.
 
-An expert is two small matrices and a tanh in float64. Layers are independent. Every (token, expert) pair has its own input and
-output gradient, so a fault affects only the row where it occurs.
+An expert is two small matrices and a tanh in float64. Layers do not depend on each other. Every (token, expert) pair has its own
+input and output gradient, so that an error affects only the row in which it occurs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class ReferenceResult:
 
     Attributes:
         output_ZH: Outputs of all pairs.
-        input_grad_ZH: Gradients of the pairs' inputs, which are zero without backward.
+        input_grad_ZH: Gradients of the inputs of all pairs, which are zero without a backward pass.
         weight_grad_LE: Weight gradients [L, E, 2, H, H], summed over micro-steps.
     """
 
@@ -37,22 +37,22 @@ class ReferenceResult:
     weight_grad_LE: Array
 
     def difference(self, other: ReferenceResult) -> float:
-        """Returns the largest absolute difference, or infinity if any value is NaN in only one of the results."""
+        """Returns the largest absolute difference between the results, or infinity if any value is NaN."""
         names = ("output_ZH", "input_grad_ZH", "weight_grad_LE")
         worst = [float(np.abs(getattr(self, name) - getattr(other, name)).max(initial=0.0)) for name in names]
         return float("inf") if np.isnan(worst).any() else max(worst)
 
 
 def run_reference(plan: Plan, workload: Workload | Array, *, seed: int = 0, land: str = "late") -> ReferenceResult:
-    """Executes `plan` pass by pass.
+    """Executes `plan` on toy experts, one pass after the other.
 
     Args:
         plan: Plan that keeps homes in their base slots.
-        workload: Planned counts, or their load_MLGE.
+        workload: Counts for which the plan was made, as a workload or as its load_MLGE.
         seed: Seed of weights, inputs and output gradients.
-        land: Time at which copies land. With ``"early"``, a copy lands as soon as its `after` is over and its source has it. With
-            ``"late"``, it lands just before its `need`. A relayed copy is read from its source until its `need`, so it lands
-            again then. A wrong `after` corrupts a result in one of the two modes.
+        land: Time at which copies land. With ``"early"``, a copy lands as soon as the use `after` is over and the source has the
+            weights. With ``"late"``, a copy lands just before the use `need`. A relayed copy is read from its source until the
+            use `need`, so it lands again at that time. If `after` is wrong, a result is wrong in one of the two modes.
 
     Raises:
         InputError: The plan moves homes, or was made for other counts.
@@ -70,11 +70,11 @@ def run_reference(plan: Plan, workload: Workload | Array, *, seed: int = 0, land
     holds: dict[tuple[int, int], tuple[int, int]] = {}  # (rank, buffer) -> (layer, expert) that landed there last
 
     def home_weights(rank: int, layer: int, expert: int) -> Array:
-        """Returns the weights that `rank` has at home, or NaN for an expert that is not. Rank -1 is the host store."""
+        """Returns the weights of an expert, or NaN if the expert is not at home on `rank`. Rank -1 is the host store."""
         return weight_LE[layer, expert] if rank in (-1, plan.home_LE[layer, expert] // B) else weight_LE[0, 0] * np.nan
 
     def land_copy(c: int, last: bool) -> bool:
-        """Copies weights from their source, or NaN if the source does not have them and this is the last chance."""
+        """Copies weights from their source. If the source does not have the weights, it copies NaN if `last`, else nothing."""
         src, key, at = int(t.src_C[c]), (int(t.layer_C[c]), int(t.expert_C[c])), (int(t.dst_C[c]), int(t.buffer_C[c]))
         there = [buffer for (g, buffer), held in holds.items() if g == src and held == key]
         weights = buffer_G[src, there[0]] if there else home_weights(src, *key)
@@ -119,7 +119,7 @@ def run_reference(plan: Plan, workload: Workload | Array, *, seed: int = 0, land
 
 
 def dense_reference(load_MLGE: Array, *, seed: int = 0, backward: bool = True) -> ReferenceResult:
-    """Computes the same result expert by expert, without ranks, slots or copies."""
+    """Computes the result that `run_reference` should have, expert by expert, without ranks, slots or copies."""
     input_ZH, output_grad_ZH, weight_LE, result = _make_toys(load_MLGE, seed, backward)
     end_MLGE = np.cumsum(load_MLGE).reshape(load_MLGE.shape)
     for (m, layer, source, e), count in np.ndenumerate(load_MLGE):

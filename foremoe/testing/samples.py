@@ -1,4 +1,4 @@
-"""Random valid placements and plans from a numpy generator, for the hypothesis strategies and for use without hypothesis."""
+"""Functions that draw valid placements and plans with a numpy generator. They do not need hypothesis."""
 
 import dataclasses
 
@@ -24,8 +24,8 @@ def random_placement(problem: Problem, rng: np.random.Generator, *, density: flo
 
     Args:
         density: Probability that a redundant slot is filled.
-        evenness: Parameter of the Dirichlet distribution of an expert's load over its slots. With small values, one slot gets
-            nearly all of the load.
+        evenness: Parameter of the Dirichlet distribution that spreads an expert's load over its slots. With a small value, one
+            slot gets nearly all of the load.
     """
     static = problem.static()
     expert_NGS, quota_NGS = static.expert_NGS.copy(), static.quotas_NGS.copy()
@@ -42,7 +42,7 @@ def random_placement(problem: Problem, rng: np.random.Generator, *, density: flo
 
 
 def random_sources(problem: Problem, rng: np.random.Generator) -> Array:
-    """Returns the problem's load by source rank, int32 [M, L, G, E], or a random one with the same sums."""
+    """Returns the problem's load by source rank, int32 [M, L, G, E]. If the problem has none, draws one with the same sums."""
     if problem.load_MLGE is not None:
         return problem.load_MLGE
     dealt = rng.multinomial(problem.load_MLE, rng.dirichlet(np.full(problem.G, 0.5)))
@@ -50,17 +50,17 @@ def random_sources(problem: Problem, rng: np.random.Generator) -> Array:
 
 
 def plan_of(problem: Problem, placement: Placement) -> Plan:
-    """Makes a plan from a valid placement, without a solver."""
+    """Returns a plan with this placement, which must be valid, without calling a solver of the rank level."""
     return Planner(rank=(), guard=False).plan(problem, placement, num_threads=1)[0]
 
 
 def with_quotas(problem: Problem, placement: Placement, keeps_homes: bool = True) -> Placement:
-    """Fills quotas in the same way as the planner does for a solver that only places experts."""
+    """Returns the placement with quotas. Missing quotas are filled as the planner does for a solver that only places experts."""
     return placement if placement.quota_NGS is not None else start.with_quotas(problem, placement, ExactSplit(), keeps_homes)
 
 
 def many_row_problem(num_rows: int) -> Problem:
-    """Returns a seeded problem of at least `num_rows` rows on four ranks, more than one block of rows per thread."""
+    """Returns a seeded problem of at least `num_rows` rows on four ranks. Use it to run several blocks of rows per thread."""
     rng, L, G, E = np.random.default_rng(0), 4, 4, 8
     M = -(-num_rows // L)
     popular_MLE = 60.0 * rng.random((M, L, E)) ** 4

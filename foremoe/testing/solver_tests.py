@@ -1,11 +1,12 @@
-"""Conformance suite of rank-level solvers. Subclass it in a test file, set the solver, and pytest checks the laws.
+"""Conformance suite for rank-level solvers. Subclass it in a test file and set the solver. pytest then checks the laws.
 
 ::
 
     class TestMine(foremoe.testing.SolverTests):
         solver = Mine(min_pairs=64)
 
-A failure prints a sentence that names the law, and the problem as an expression that can be pasted (see `describe`).
+If a test fails, it prints a sentence about the law that was broken. It also prints the problem as an expression that can be
+pasted (see `describe`).
 """
 
 import dataclasses
@@ -38,12 +39,16 @@ CLOSE = 1.0 + 1e-9  # costs are sums of floats
 
 
 class SolverTests:
-    """Laws of `RankSolver`: results are valid and deterministic, inputs unchanged, odd loads accepted, bounds correct.
+    """Tests of the laws of `RankSolver`.
+
+    Results must be valid and deterministic, and bounds must be correct. Inputs must not be changed. Unusual loads must be
+    accepted.
 
     Attributes:
-        solver: Instance under test.
-        limits: Narrower options for `problems`, for solvers that are too slow for the default sizes.
-        many_rows: Number of rows of the problem that compares thread counts, where 256 rows make one block. 0 skips that test.
+        solver: Solver to test.
+        limits: Options for `problems` that limit sizes, for solvers that are too slow for the default sizes.
+        many_rows: Number of rows of the problem that is solved with several numbers of threads. A block has 256 rows. 0 skips
+            this test.
     """
 
     solver: ClassVar[RankSolver]
@@ -56,12 +61,12 @@ class SolverTests:
             pytest.importorskip(name, reason=f"{self.solver!r} needs {name}")
 
     def problems(self, **options: Any) -> st.SearchStrategy[Problem]:
-        """Draws valid input of a rank-level solver: problems with at least two ranks and one redundant slot."""
+        """Draws valid inputs of a rank-level solver, which are problems with at least two ranks and one redundant slot."""
         usual = {"min_ranks": 2, "max_ranks": 5, "max_base": 3, "min_redundant": 1, "max_micro_steps": 2, "max_layers": 3}
         return problems(**{**usual, **self.limits, **options})
 
     def solve(self, problem: Problem, start: Placement | None = None) -> Placement:
-        """Returns the solver's placement of `problem`, with quotas, after checking that it is valid."""
+        """Returns the solver's placement for `problem`, with quotas, after checking that the placement is valid."""
         note(describe(problem))
         placement = self.solver.solve(problem, problem.static() if start is None else start)
         placement = with_quotas(problem, placement, self.solver.keeps_homes)
@@ -184,7 +189,7 @@ class SolverTests:
 
 
 def plain_python(solver: RowSolver) -> RowSolver:
-    """Returns the same row solver, but run by the Python interpreter."""
+    """Returns a row solver with the same configuration that the Python interpreter runs without compiling."""
     edit: Any = solver.edit
     body = {"edit": staticmethod(getattr(edit, "py_func", edit)), "compiled": False}
     plain = type(f"Plain{type(solver).__name__}", (type(solver),), body)

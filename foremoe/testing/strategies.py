@@ -1,6 +1,7 @@
-"""Hypothesis strategies for models, clusters, schedules, problems, placements and plans, which are small, varied and valid.
+"""Hypothesis strategies for small, varied and valid models, clusters, schedules, problems, placements and plans.
 
-hypothesis draws and shrinks the structure, while bulk numbers come from a drawn seed. Print failures with `describe`::
+hypothesis draws and shrinks the structure of a value, while large arrays are generated from a drawn seed. Print failures with
+`describe`::
 
     @given(st.data())
     def test_mine(data):
@@ -41,7 +42,7 @@ ROW_KINDS = ("flat", "skewed", "sparse", "one", "zero")
 
 @st.composite
 def models(draw: st.DrawFn, *, num_experts: int | None = None) -> Model:
-    """Draws small models for which one pair costs about as much as one copy."""
+    """Draws small models in which a pair takes about as long to compute as an expert takes to copy."""
     experts = draw(st.integers(1, 8)) if num_experts is None else num_experts
     return Model(
         name="toy", num_layers=16, first_moe_layer=draw(st.sampled_from([0, 1])), num_experts=experts,
@@ -52,7 +53,10 @@ def models(draw: st.DrawFn, *, num_experts: int | None = None) -> Model:
 
 @st.composite
 def clusters(draw: st.DrawFn, *, min_ranks: int = 1, max_ranks: int = 6, symmetric: bool = False) -> Cluster:
-    """Draws clusters with nodes of any sizes and ranks in any order, or, with `symmetric`, equal nodes and ranks in order."""
+    """Draws clusters with nodes of any sizes and ranks in any order.
+
+    If `symmetric` is True, all nodes have the same size and ranks are in order.
+    """
     ranks = draw(st.integers(min_ranks, max_ranks))
     if symmetric:
         per_node = draw(st.sampled_from([d for d in range(1, ranks + 1) if ranks % d == 0]))
@@ -78,11 +82,12 @@ def clusters(draw: st.DrawFn, *, min_ranks: int = 1, max_ranks: int = 6, symmetr
 def schedules(
     draw: st.DrawFn, num_micro_steps: int, *, num_layers: int = 1, stage: str | None = None, uneven: bool = False
 ) -> Schedule:
-    """Draws every kind of schedule for the given numbers of micro-steps and layers.
+    """Draws schedules of every kind for the given numbers of micro-steps and layers.
 
     Args:
-        stage: ``"recompute"`` or ``"update"``. Defaults to either.
-        uneven: Whether to include chunks of different sizes, and recomputation in blocks of several layers.
+        stage: Stage of the schedule, ``"recompute"`` or ``"update"``. By default, either is drawn.
+        uneven: Whether to include schedules with chunks of different sizes and with activation recomputation in blocks of several
+            layers.
     """
     M = num_micro_steps
     if (draw(st.sampled_from(STAGES)) if stage is None else stage) == "recompute":
@@ -136,9 +141,10 @@ def problems(
         max_pairs: Maximum load of one expert from one source rank.
         slot_depth: Number of buffers per slot. By default, it is drawn from 1 to 3.
         row_kinds: Kinds of row loads to draw. See `ROW_KINDS`.
-        sources: Whether the problem has ``load_MLGE``. Defaults to either.
+        sources: Whether the problem has ``load_MLGE``. By default, either is drawn.
         symmetric: Whether nodes have equal sizes, with ranks in order.
-        uneven: Whether to include schedules with chunks of different sizes and recomputation in blocks of layers.
+        uneven: Whether to include schedules with chunks of different sizes and with activation recomputation in blocks of several
+            layers.
     """
     cluster = draw(clusters(min_ranks=min_ranks, max_ranks=max_ranks, symmetric=symmetric))
     G = cluster.num_ranks
@@ -166,7 +172,7 @@ def problems(
 
 
 def placements(problem: Problem) -> st.SearchStrategy[Placement]:
-    """Draws valid placements of `problem`, from static placement to one with all redundant slots filled."""
+    """Draws valid placements for `problem`, from static placement to placements in which all redundant slots are filled."""
     return st.builds(
         functools.partial(random_placement, problem), st.builds(np.random.default_rng, st.integers(0, 2**32 - 1)),
         density=st.sampled_from([1.0, 0.6, 0.2, 0.0]), evenness=st.sampled_from([0.1, 1.0, 50.0]),
@@ -174,7 +180,7 @@ def placements(problem: Problem) -> st.SearchStrategy[Placement]:
 
 
 def plans(problem: Problem) -> st.SearchStrategy[Plan]:
-    """Draws valid plans of `problem` with random placements."""
+    """Draws valid plans for `problem` with random placements."""
     return placements(problem).map(functools.partial(plan_of, problem))
 
 

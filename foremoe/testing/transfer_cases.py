@@ -1,4 +1,4 @@
-"""Cases of the conformance suite for transfer backends, in a module that does not import pytest or hypothesis."""
+"""Cases of the conformance suite for transfer backends. This module does not import pytest or hypothesis."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ DTYPES = tuple(_NAN)
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """Copy of weights from their home to a buffer of `rank`, or of that buffer's gradient to the home."""
+    """One copy, either of weights from their home to a buffer of `rank`, or of the gradient in this buffer to the home."""
 
     key: int
     layer: int
@@ -36,7 +36,7 @@ class Op:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Batches of copies that all start before the memory is checked. Every batch is one handle on each rank."""
+    """Batches of copies that all start before the memory is checked. On each rank, every batch has one handle."""
 
     batches: tuple[tuple[Op, ...], ...]
     new_weights: bool = True  # whether home weights change before the round
@@ -44,7 +44,7 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class TransferCase:
-    """Copies of all ranks of a group, in rounds."""
+    """Copies between all ranks of a group, in rounds."""
 
     num_ranks: int
     home_LE: tuple[tuple[int, ...], ...]  # home rank of every expert
@@ -70,15 +70,15 @@ class TransferCase:
         return f"key {op.key} {what}, rank {home} -> rank {op.rank} buffer {op.buffer}"
 
     def ends(self, op: Op) -> tuple[int, int]:
-        """Returns source and destination rank."""
+        """Returns the source rank and the destination rank of a copy."""
         home = self.home_LE[op.layer][op.expert]
         return (op.rank, home) if op.gradient else (home, op.rank)
 
 
 class Memory:
-    """`Buffers` of one rank, with tensors separated by gaps that must not be written. `expected` is the required content.
+    """`Buffers` of one rank. Between tensors are gaps that must not be written. `expected` is the required content of the memory.
 
-    Homes are in a separate block, which moves with every second version of the weights.
+    Home weights are in a separate block of memory, which moves with every second version of the weights.
     """
 
     def __init__(self, case: TransferCase, rank: int, device: str) -> None:
@@ -107,7 +107,7 @@ class Memory:
             self.refill(kind, self.version)
 
     def allocate(self, contents: torch.Tensor) -> torch.Tensor:
-        """Allocates memory on the device with the given bytes."""
+        """Allocates memory on the device and fills it with the given bytes."""
         return contents.to(self._device, copy=True)
 
     def contents(self) -> torch.Tensor:
@@ -115,7 +115,7 @@ class Memory:
         return torch.cat([self._homes.cpu(), self._rest.cpu()])
 
     def dtype(self, kind: str) -> torch.dtype:
-        """Returns the dtype of the tensors of a kind."""
+        """Returns the dtype of tensors of a kind, such as "home" or "slot_grad"."""
         return self._grad_dtype if "grad" in kind else self._dtype
 
     def home(self, layer: int, expert: int) -> list[torch.Tensor]:
@@ -131,7 +131,7 @@ class Memory:
         return self._tensors("slot_grad", self.rank, buffer)
 
     def fill(self, where: tuple[str, int, int], version: int) -> None:
-        """Writes to tensors of this rank like a model would."""
+        """Writes to tensors of this rank as a model would."""
         self.expect(where, where, version)
         for place in self._places[where]:
             self._bytes(place).copy_(self.expected[place].clone(), non_blocking=True)
@@ -142,7 +142,7 @@ class Memory:
             self.expected[place] = self._contents(source, version, i, place.stop - place.start)
 
     def change_weights(self) -> None:
-        """Simulates an optimizer step that moves the homes in memory. Their old memory is overwritten."""
+        """Simulates an optimizer step that moves home weights to other memory. The old memory is overwritten."""
         self.version += 1
         if self.version % 2 == 0:
             self._homes.fill_(0xEE)
@@ -156,7 +156,7 @@ class Memory:
                 self.fill(where, version)
 
     def wrong(self, where: tuple[str, int, int]) -> str:
-        """Returns an error if the tensors at a location differ from the expected ones, or an empty string."""
+        """Returns an error message if the tensors at a location do not have the expected contents, or else an empty string."""
         contents = self.contents()
         for i, place in enumerate(self._places[where]):
             bad = (contents[place] != self.expected[place]).nonzero().flatten().tolist()
@@ -165,7 +165,7 @@ class Memory:
         return ""
 
     def wrong_anywhere(self) -> str:
-        """Returns an error if memory differs from its expected content, or an empty string."""
+        """Returns an error message if any memory does not have the expected contents, or else an empty string."""
         bad = (self.contents() != self.expected).nonzero().flatten().tolist()
         if not bad:
             return ""
@@ -197,7 +197,7 @@ class Memory:
 
 
 def copy_of(case: TransferCase, op: Op, memory: Memory, backend: TransferBackend) -> Copy | None:
-    """Returns this rank's end of a copy, or None if the copy does not involve this rank."""
+    """Returns this rank's end of a copy, or None if this rank does not take part in the copy."""
     (src_rank, dst_rank), me = case.ends(op), memory.rank
     src = dst = None
     if me == src_rank and not backend.one_sided:
@@ -215,7 +215,7 @@ def entries_of(case: TransferCase, ops: Sequence[Op]) -> list[Entry]:
 
 
 def run_case(group: Group, backend: TransferBackend, case: TransferCase, device: str, timeout_s: float) -> list[str]:
-    """Runs a case on one rank and returns the errors."""
+    """Runs a case on one rank and returns the error messages."""
     memory = Memory(case, group.rank, device)
     backend.open(group.rank, group, memory)
     try:

@@ -1,6 +1,6 @@
-"""Drills of the conformance suite for transfer backends, which run on every rank and return errors.
+"""Drills of the conformance suite for transfer backends. A drill runs on every rank and returns error messages.
 
-Every drill runs `DRILL` with two or more ranks. Ranks after the first two only open and close the backend.
+Every drill uses the case `DRILL` with two or more ranks. Ranks after the first two only open and close the backend.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ NUM_CYCLES = 12
 
 
 def on_a_copy(group: Group, fn: Callable[..., Any], backend: TransferBackend | str, *args: Any) -> Any:
-    """Calls a drill with a copy of the backend for this rank."""
+    """Calls a drill with this rank's own copy of the backend object."""
     return fn(group, resolve_backend(copy.deepcopy(backend)), *args)
 
 
@@ -65,7 +65,7 @@ def _opened(group: Group, backend: TransferBackend, device: str) -> Iterator[Mem
 
 
 def slow_peer(group: Group, backend: TransferBackend, device: str, timeout_s: float) -> list[str]:
-    """Checks copies whose ends rank 1 starts late."""
+    """Checks copies that rank 1 starts later than rank 0."""
     with _opened(group, backend, device) as memory:
         _publish(backend, FIRST, memory)
         if group.rank == 1:
@@ -77,7 +77,7 @@ def slow_peer(group: Group, backend: TransferBackend, device: str, timeout_s: fl
 
 
 def early_source(group: Group, backend: TransferBackend, device: str, timeout_s: float) -> list[str]:
-    """Checks that a two-sided source may reuse its memory after its wait, before the destination waits."""
+    """Checks that the source of a two-sided copy may reuse its memory after its own wait, before the destination waits."""
     with _opened(group, backend, device) as memory:
         handle = _start(SECOND, memory, backend) if group.rank < 2 else None
         if group.rank == 1:
@@ -92,7 +92,7 @@ def early_source(group: Group, backend: TransferBackend, device: str, timeout_s:
 
 
 def silent_peer(group: Group, backend: TransferBackend, device: str, timeout_s: float) -> list[str]:
-    """Checks the timeout of a two-sided copy whose end rank 1 starts only after rank 0 has given up."""
+    """Checks the timeout of a two-sided copy that rank 1 starts only after rank 0 has given up."""
     wrong = []
     with _opened(group, backend, device) as memory:
         if group.rank == 0:
@@ -118,7 +118,7 @@ def silent_peer(group: Group, backend: TransferBackend, device: str, timeout_s: 
 
 
 def no_help(group: Group, backend: TransferBackend, device: str, timeout_s: float) -> list[str]:
-    """Checks one-sided pulls of rank 0 while all other ranks wait for its next message."""
+    """Checks that one-sided pulls of rank 0 succeed while all other ranks wait for its next message."""
     with _opened(group, backend, device) as memory:
         _publish(backend, SECOND, memory)
         if group.rank == 0:
@@ -128,7 +128,7 @@ def no_help(group: Group, backend: TransferBackend, device: str, timeout_s: floa
 
 
 def pull_stale(group: Group, backend: TransferBackend, device: str, timeout_s: float) -> list[str]:
-    """Checks one-sided pulls after a change of weights, when one expert is published again and another is not."""
+    """Checks one-sided pulls after weights have changed, when only one of two experts has been published again."""
     wrong = []
     with _opened(group, backend, device) as memory:
         _publish(backend, [*FIRST, *SECOND], memory)
@@ -171,7 +171,7 @@ def pull_unpublished(group: Group, backend: TransferBackend, device: str, timeou
 
 
 def close_in_flight(group: Group, backend: TransferBackend, device: str, timeout_s: float) -> list[str]:
-    """Checks closing before opening, twice, and while copies are in flight. The backend must then open again."""
+    """Checks that a backend can be closed before it is opened, twice, and with copies in flight, and can then be opened again."""
     backend.close()
     wrong = []
     for _ in range(2):
@@ -199,7 +199,7 @@ def close_in_flight(group: Group, backend: TransferBackend, device: str, timeout
 
 
 def cycles(group: Group, backend: TransferBackend, device: str, timeout_s: float) -> list[str]:
-    """Checks that repeated opening, copying and closing does not leave resources in the process."""
+    """Checks that opening, copying and closing many times does not leave resources in the process."""
     case = dataclasses.replace(DRILL, num_ranks=group.size)
     wrong = run_case(group, backend, case, device, timeout_s)
     group.barrier()

@@ -1,12 +1,12 @@
-"""Conformance suite of transfer backends. Subclass it in a test file, set the backend, and pytest checks the laws.
+"""Conformance suite for transfer backends. Subclass it in a test file and set the backend. pytest then checks the laws.
 
 ::
 
     class TestMine(foremoe.testing.TransferTests):
         backend = Mine()
 
-Ranks are processes on this machine, or threads with ``in_process = True``. A failure prints the copies of the case and names the
-wrong bytes and their copy.
+Ranks are processes on this machine or, with ``in_process = True``, threads. If a test fails, it prints the copies of the case,
+the number of wrong bytes, and the copy that should have written them.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ corner = settings(law, max_examples=max(10, law.max_examples // 3))
 def random_cases(
     draw: st.DrawFn, ranks: tuple[int, ...] = (1, 2, 3, 4), two_sided: bool = True, dtypes: tuple[str, ...] = DTYPES
 ) -> TransferCase:
-    """Draws cases that a plan may need: weights from homes to buffers and, with two-sided backends, gradients back."""
+    """Draws cases with copies that a plan may contain: weights from homes to buffers and, if `two_sided`, gradients back."""
     num_ranks = draw(st.sampled_from(ranks))
     home_rank = st.integers(0, num_ranks - 1)
     home_LE = draw(st.lists(st.lists(home_rank, min_size=1, max_size=4).map(tuple), min_size=1, max_size=2).map(tuple))
@@ -71,14 +71,17 @@ def random_cases(
 
 
 class TransferTests:
-    """Laws of `TransferBackend`: correct bytes and no other writes, any order of waits, clean failures, complete release.
+    """Tests of the laws of `TransferBackend`.
+
+    Copies must write the correct bytes and nothing else, with any order of waits. Failures must be clean, and resources must be
+    released.
 
     Attributes:
-        backend: Instance under test, which is copied for every rank, or a name that `resolve_backend` knows.
+        backend: Backend to test, as a name that `resolve_backend` knows or as an instance, which is copied for every rank.
         in_process: Whether ranks are threads, with a `ThreadGroup`. If False, they are processes, with a `TorchGroup` over gloo.
-        ranks: Numbers of ranks to try, with at least one above 1.
-        device: Device of the memory. Defaults to the GPU if there is one. All ranks use the same GPU.
-        timeout_s: Timeout in seconds of a wait that should succeed.
+        ranks: Numbers of ranks with which to run the tests. At least one must be above 1.
+        device: Device whose memory is used. Defaults to the GPU if there is one. All ranks use the same GPU.
+        timeout_s: Timeout in seconds of waits that should succeed.
     """
 
     backend: ClassVar[TransferBackend | str]
@@ -94,7 +97,7 @@ class TransferTests:
             pytest.importorskip(name, reason=f"{self.backend!r} needs {name}")
 
     def on_ranks(self, fn: Callable[..., list[str]], num_ranks: int, *args: Any) -> None:
-        """Calls ``fn(group, backend, *args, device, timeout_s)``, which returns the backend's errors, on every rank."""
+        """Calls ``fn(group, backend, *args, device, timeout_s)`` on every rank. It returns the errors of the backend."""
         device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
         call = (fn, self.backend, *args, device, self.timeout_s)
         if self.in_process:
@@ -105,19 +108,19 @@ class TransferTests:
         assert not wrong, f"{self.backend!r} breaks a law:\n" + "\n".join(wrong)
 
     def drill(self, fn: Callable[..., list[str]], one_sided: bool | None = None) -> None:
-        """Runs a drill on the smallest possible group if it applies to backends of this kind."""
+        """Runs a drill on the smallest possible group if the drill applies to this kind of backend."""
         if one_sided is not None and self.one_sided != one_sided:
             pytest.skip(f"{self.backend!r} is {'one' if self.one_sided else 'two'}-sided")
         self.on_ranks(fn, self.few_ranks)
 
     @property
     def few_ranks(self) -> int:
-        """Smallest number of ranks with copies between them."""
+        """Smallest of the numbers in `ranks` that is above 1, so that there are copies between ranks."""
         return min(num for num in self.ranks if num > 1)
 
     @property
     def one_sided(self) -> bool:
-        """Returns whether destinations pull alone over the backend under test."""
+        """Returns True if the backend is one-sided, so that destinations pull weights without help from the source."""
         return resolve_backend(self.backend).one_sided
 
     def cases(self, **options: Any) -> st.SearchStrategy[TransferCase]:

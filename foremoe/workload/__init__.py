@@ -1,4 +1,4 @@
-"""Workloads, which count the pairs per micro-step, layer, source rank and expert."""
+"""Workloads, which hold the number of pairs for each micro-step, layer, source rank and expert."""
 
 from foremoe.workload.dealing import Dealt
 from foremoe.workload.packing import AsGiven, PackSolver

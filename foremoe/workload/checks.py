@@ -1,4 +1,4 @@
-"""Checks of a workload's counts."""
+"""Functions that check the counts of a workload."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def checked_load(value: npt.ArrayLike) -> Array:
-    """Returns counts as int32 [M, L, G, E]. Raises InputError if an axis is empty."""
+    """Returns the counts of pairs as int32 [M, L, G, E]. Raises InputError if an axis is empty."""
     load_MLGE = frozen_array(value, np.int32, "load_MLGE", (None, None, None, None))
     if 0 in load_MLGE.shape:
         raise InputError(f"load_MLGE [micro-steps, layers, ranks, experts] has an empty axis: {list(load_MLGE.shape)}.")
@@ -26,7 +26,7 @@ def checked_load(value: npt.ArrayLike) -> Array:
 
 
 def check_pairs(work: Workload) -> None:
-    """Raises InputError if a rank has more pairs than its tokens allow, or a micro-step more than its known tokens allow."""
+    """Raises InputError if a rank has more pairs than its tokens allow, or a micro-step has more than its known tokens allow."""
     pairs_MLG = work.load_MLGE.sum(axis=3, dtype=np.int64)
     limit_MG = work.num_topk * work.tokens_MG.astype(np.int64)
     over_MLG = pairs_MLG > limit_MG[:, None]
@@ -44,7 +44,7 @@ def check_pairs(work: Workload) -> None:
 
 
 def check_balance(pairs_ML: Array, tokens_M: Array, unknown_ML: Array, num_topk: int) -> None:
-    """Raises InputError unless pairs = num_topk * (tokens - unknown) in every micro-step and layer."""
+    """Raises InputError unless every micro-step and layer has num_topk * (tokens - unknown) pairs."""
     wrong_ML = pairs_ML != num_topk * (tokens_M[:, None] - unknown_ML)
     if wrong_ML.any():
         m, layer = np.argwhere(wrong_ML)[0]
@@ -54,6 +54,6 @@ def check_balance(pairs_ML: Array, tokens_M: Array, unknown_ML: Array, num_topk:
 
 
 def require_below(array: Array, limit: int, name: str) -> None:
-    """Raises InputError unless every number is in [-1, limit)."""
+    """Raises InputError unless every number in `array` is at least -1 and less than `limit`."""
     if array.size and (array.min() < -1 or array.max() >= limit):
         raise InputError(f"{name} holds numbers from {array.min()} to {array.max()}; they must lie in [-1, {limit}).")

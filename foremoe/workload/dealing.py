@@ -1,4 +1,4 @@
-"""Counts a trace. Every token is assigned to a micro-step and a source rank, and all pairs are counted in one pass."""
+"""Assigns every token of a trace to a micro-step and a source rank, and counts all pairs in one pass."""
 
 import math
 from dataclasses import dataclass
@@ -23,11 +23,13 @@ class Dealt:
     """Record of how whole sequences were assigned to micro-steps and ranks.
 
     Attributes:
-        tokens_per_rank: Token budget of a micro-step, divided by the number of ranks.
-        packer: Repr of the pack solver.
+        tokens_per_rank: Maximum number of tokens of a micro-step, divided by the number of ranks.
+        packer: The `repr` of the pack solver.
         seed: Seed of the pack solver.
-        over_budget: Indices of the sequences that are longer than the whole budget. Each is a micro-step of its own.
-        dropped_micro_steps: Number of later micro-steps that ``max_micro_steps`` left out, together with their sequences.
+        over_budget: Indices of the sequences that are longer than the budget of a micro-step. Each of these sequences is a
+            micro-step of its own.
+        dropped_micro_steps: Number of micro-steps that ``max_micro_steps`` left out. The sequences of these micro-steps are left
+            out too.
     """
 
     tokens_per_rank: int
@@ -52,7 +54,7 @@ def deal(
 ) -> tuple[Array, Array, Dealt]:  # fmt: skip
     """Returns the micro-step and the rank of every sequence, int32 [Q] each, as described in `Workload.from_trace`.
 
-    Both are -1 for sequences in micro-steps that are left out.
+    Both numbers are -1 for a sequence in a micro-step that is left out.
     """
     tokens_per_rank, seed = whole(tokens_per_rank, "tokens_per_rank"), whole(seed, "seed", 0)
     group_Q = sample_groups(sample_group_Q, trace.Q)
@@ -88,14 +90,14 @@ def deal(
 
 
 def require_counts(shape: tuple[int, int, int, int], source_bytes: int) -> None:
-    """Raises InputError if counts int32 [M, L, G, E] would take too much memory for routing with this many bytes."""
+    """Raises InputError if counts of this shape, in int32, would be too large for routing that takes `source_bytes` bytes."""
     what = "counts of {} micro-steps x {} layers x {} ranks x {} experts".format(*shape)
     cure = "give fewer ranks or more tokens per rank, or correct the routing's sizes"
     require_budget(4 * math.prod(shape), what, cure, source_bytes)
 
 
 def assigned(assign: tuple[npt.ArrayLike, npt.ArrayLike], num_tokens: int, num_ranks: int) -> tuple[Array, Array]:
-    """Returns the micro-step and the rank of every token, int32 [T] each, as assigned by the caller."""
+    """Checks the caller's assignment, and returns the micro-step and the rank of every token, int32 [T] each."""
     if not isinstance(assign, tuple | list) or len(assign) != 2:
         raise InputError("assign must be the pair (micro_step_T, rank_T).")
     micro_step_T = frozen_array(assign[0], np.int32, "assign's micro_step_T", (num_tokens,))
@@ -116,7 +118,7 @@ def _require_places(micro_step_X: Array, rank_X: Array, num_ranks: int, who: str
 
 
 def sum_cells(micro_step_X: Array, rank_X: Array, num_ranks: int, weight_X: Array | None = None) -> Array:
-    """Sums weights (None: ones) per (micro-step, rank), [M, G]. Entries that are left out do not count."""
+    """Returns the sum of weights for each micro-step and rank, [M, G]. Skips entries that are left out. Weights default to 1."""
     kept_X = micro_step_X >= 0
     M = int(micro_step_X.max()) + 1
     cell = micro_step_X[kept_X].astype(np.int64) * num_ranks + rank_X[kept_X]
@@ -125,7 +127,7 @@ def sum_cells(micro_step_X: Array, rank_X: Array, num_ranks: int, weight_X: Arra
 
 
 def count_tokens(trace: RoutingTrace, micro_step_T: Array, rank_T: Array, num_ranks: int) -> tuple[Array, Array]:
-    """Returns the pairs, int32 [M, L, G, E], and the unknown tokens, int64 [M, L], of a trace whose tokens are assigned."""
+    """Returns the number of pairs, int32 [M, L, G, E], and of unknown tokens, int64 [M, L], given the assignment of tokens."""
     if trace.known_T is not None and not trace.known_T.any():
         cure = "let the rollout engine return routing (docs/recording.md)"
         raise InputError(f"none of the {trace.T} tokens has a known routing, so there is nothing to plan; {cure}.")
@@ -143,7 +145,7 @@ def count_tokens(trace: RoutingTrace, micro_step_T: Array, rank_T: Array, num_ra
 
 @kernel
 def count_pairs(topk_TLK, known_T, micro_step_T, rank_T, load_MLGE):
-    """Adds every pair of checked ids to its count, except pairs of micro-step -1 and of unknown tokens.
+    """Adds every pair of checked ids to the counts, except pairs in micro-step -1 and pairs of unknown tokens.
 
     If `known_T` is empty, all tokens are known.
     """

@@ -1,4 +1,4 @@
-"""The *pack* level, which assigns whole sequences to micro-steps and ranks, with the packing of common trainers as default."""
+"""The *pack* level, which assigns whole sequences to micro-steps and ranks. The default packs like common trainers."""
 
 import abc
 import heapq
@@ -15,7 +15,7 @@ from foremoe.routing.trace import RoutingTrace
 
 
 class PackSolver(abc.ABC):
-    """The *pack* level, which chooses the sequences of every micro-step and the source rank of each sequence.
+    """Base class of solvers of the *pack* level, which choose the micro-step and the source rank of each sequence.
 
     `solve` must depend only on its arguments.
     """
@@ -31,10 +31,10 @@ class PackSolver(abc.ABC):
         Args:
             trace: Trace with the sequences.
             num_ranks: Number of source ranks, at least 1.
-            tokens_per_rank: Token budget per rank, at least 1. A micro-step has at most num_ranks * tokens_per_rank tokens, or a
-                single longer sequence.
-            sample_group_Q: Group of each sequence, for example its mini-batch, as non-decreasing integers. A micro-step never
-                mixes groups.
+            tokens_per_rank: Token budget per rank, at least 1. A micro-step has at most num_ranks * tokens_per_rank tokens,
+                unless it consists of a single longer sequence.
+            sample_group_Q: Group of each sequence, for example its mini-batch, as non-decreasing integers. All sequences of a
+                micro-step belong to one group.
             seed: Seed of random choices.
 
         Returns:
@@ -46,7 +46,7 @@ class PackSolver(abc.ABC):
 
 
 def sample_groups(sample_group_Q: Array | None, num_sequences: int) -> Array:
-    """Returns the groups as non-decreasing int64 [Q], or zeros if none are given."""
+    """Returns the group of each sequence as non-decreasing int64 [Q], or zeros if `sample_group_Q` is None."""
     if sample_group_Q is None:
         return np.zeros(num_sequences, np.int64)
     group_Q = frozen_array(sample_group_Q, np.int64, "sample_group_Q", (num_sequences,))
@@ -59,14 +59,15 @@ def sample_groups(sample_group_Q: Array | None, num_sequences: int) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class AsGiven(PackSolver):
-    """Keeps the order of the file, like a trainer that packs by token count alone.
+    """A pack solver that keeps the order of the file, like a trainer that packs only according to the number of tokens.
 
-    It uses next-fit. A micro-step ends before the first sequence that would exceed num_ranks * tokens_per_rank tokens. In a
-    micro-step, each sequence goes to the rank with the fewest tokens so far, or to the lowest such rank. One rank may therefore
-    hold more than tokens_per_rank tokens. A sequence longer than the whole budget is a micro-step of its own.
+    The solver uses next-fit. A micro-step ends before the first sequence with which it would exceed num_ranks * tokens_per_rank
+    tokens. In a micro-step, each sequence goes to the rank with the fewest tokens so far. If several ranks have the fewest
+    tokens, it goes to the first of them. One rank may therefore hold more than tokens_per_rank tokens. A sequence longer than the
+    whole budget is a micro-step of its own.
 
     Attributes:
-        shuffle: Whether to shuffle the sequences of each group with `seed` first.
+        shuffle: Whether to shuffle the sequences of each group before packing, with `seed`.
     """
 
     shuffle: bool = False

@@ -1,4 +1,4 @@
-"""Reads any file of routing as a `RoutingTrace` or a `Workload`, whether foremoe, a rollout engine or a recorder wrote it."""
+"""Reads files of routing that foremoe, a rollout engine or a recorder wrote, as a `RoutingTrace` or a `Workload`."""
 
 import dataclasses
 import os
@@ -31,24 +31,27 @@ def open_recordings(
     paths: Sequence[str | os.PathLike[str]], *, model: Model | None = None, num_ranks: int = 1, tokens_per_rank: int = 1024,
     stage: str = "update", strict: bool = True,
 ) -> RoutingTrace | Workload:  # fmt: skip
-    """Reads files of one recording: answers of rollout engines, chosen experts, counts, or files that foremoe saved.
+    """Reads the files of one recording: answers of rollout engines, chosen experts, counts, or files that foremoe saved.
 
-    Routing of sequences is read as by `from_routed_experts`. A token is unknown if the file lacks its experts or lists one twice.
+    Routing of sequences is read in the same way as in `from_routed_experts`. A token is unknown if the file does not contain its
+    experts or lists an expert twice.
 
-    Counts become a workload. Recorded steps without pairs are left out. The other steps are joined in order until they have
+    Counts become a workload. Recorded steps without pairs are left out. The remaining steps are joined in order until they have
     `tokens_per_rank` tokens for each rank, and then form a micro-step. A step with more than twice as many tokens is a statistic
-    of many micro-steps. It is scaled down to one micro-step with the same shares of pairs. Counts without source ranks are spread
-    over the ranks: the pairs of a layer are given to the ranks in turn, in the order of the experts. Every rank then has the same
-    share of every expert, up to one pair. `Workload.dealt` records this. See docs/recording.md for the kinds of files.
+    of many micro-steps. Such a step is scaled down to one micro-step with the same shares of pairs. Counts without source ranks
+    are spread over the ranks. For this, the pairs of a layer are given to the ranks in turn, in the order of the experts. Every
+    rank then has the same share of every expert, up to one pair. `Workload.dealt` records how the workload was made. See
+    docs/recording.md for the kinds of files.
 
     Args:
         paths: Files of one recording.
-        model: Model that was recorded. Counts need it for top-k, and routing needs it if the file does not name it.
-        num_ranks: Number of source ranks, for counts.
-        tokens_per_rank: Number of tokens per rank in a micro-step, for counts.
-        stage: Stage of the workload, ``"recompute"`` or ``"update"``, for counts.
-        strict: Whether ``.npz`` and ``.safetensors`` files with a -1 or a repeated expert are refused, as by `RoutingTrace.load`.
-            If False, such tokens are unknown, as in all other files.
+        model: Model whose routing was recorded. Required for counts, to get top-k, and for routing if the file does not name the
+            model.
+        num_ranks: Number of source ranks. Used only for counts.
+        tokens_per_rank: Number of tokens per rank in a micro-step. Used only for counts.
+        stage: Stage of the workload, ``"recompute"`` or ``"update"``. Used only for counts.
+        strict: Whether to refuse ``.npz`` and ``.safetensors`` files with a -1 or a repeated expert, as `RoutingTrace.load` does.
+            If False, tokens with such entries are unknown, as in files of other formats.
 
     Raises:
         InputError: The file has no routing, is damaged, or belongs to another model.

@@ -1,4 +1,4 @@
-"""Reads the routing that rollout engines return, tolerating gaps, into a `RoutingTrace`, or counts it without a trace."""
+"""Reads the routing that rollout engines return into a `RoutingTrace`, or counts it without a trace. Routing may have gaps."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,18 +23,19 @@ from foremoe.workload.workload import Workload
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadSummary:
-    """Statistics of reading payloads.
+    """Numbers of the tokens, gaps and repeats that were found when payloads were read.
 
     Attributes:
         num_sequences: Number of sequences.
         num_tokens: Number of tokens.
-        num_unknown_tokens: Number of tokens with at least one unknown layer: missing tokens, blank tokens, and tokens with a -1.
-        num_missing_tokens: Number of tokens without an entry in a payload: tokens before a start offset, the last token of a
-            sequence, and all tokens if a payload is None.
-        num_blank_tokens: Number of tokens whose experts are all 0, which is padding. Padding is not recognised at top-1.
+        num_unknown_tokens: Number of tokens with unknown routing in at least one layer: missing tokens, blank tokens, and tokens
+            with a -1.
+        num_missing_tokens: Number of tokens without an entry in a payload. These are tokens before a start offset, the last token
+            of a sequence, and all tokens of a sequence whose payload is None.
+        num_blank_tokens: Number of tokens whose experts are all 0, which means padding. At top-1, padding is not recognised.
         num_marked: Number of (token, layer) combinations with a -1 or None among their experts.
         num_repeated_pairs: Number of pairs that repeat an expert of their token and layer.
-        num_padding_rows: Number of payload entries beyond the length of a sequence, which are cut off.
+        num_padding_rows: Number of payload entries that were cut off because they are beyond the end of a sequence.
     """
 
     num_sequences: int = 0
@@ -57,24 +58,25 @@ def from_routed_experts(
     A token is known if the routing of all its layers is known and lists no expert twice.
 
     Args:
-        payloads: One payload, a list with one per sequence, or [sequences, tokens, layers, top-k]. A payload is a numpy array or
-            torch tensor, base64 text, bytes, nested lists, a dict as engines send it, a ``Routed``, or None.
+        payloads: One payload, a list with one payload per sequence, or an array [sequences, tokens, layers, top-k]. A payload is
+            a numpy array or torch tensor, base64 text, bytes, nested lists, a dict as engines send it, a ``Routed``, or None.
         model: A `Model` or the name of a preset, which gives experts, top-k and MoE layers. Any other name is only a label.
         num_experts: Number of experts in a layer. Required if there is no model.
-        num_topk: Top-k, if neither the model nor the payloads give it.
-        num_layers: Number of layers in a payload (all layers or the MoE layers), if neither its shape nor the model gives it.
-        moe_layer_L: The model's numbers of its MoE layers, counted from 0, to select from payloads with all layers. Defaults to
-            those of the model, or to every layer of the payload.
-        lengths: Number of tokens of each sequence. A payload may lack the last token, and further entries are padding. Defaults
-            to the number of entries.
+        num_topk: Number of experts per token (top-k). Required if neither the model nor the payloads give it.
+        num_layers: Number of layers in a payload, which has either all layers or only the MoE layers. Required if neither the
+            payload's shape nor the model gives it.
+        moe_layer_L: Numbers of the MoE layers in the model, counted from 0. They are selected from payloads that have all layers.
+            Defaults to the MoE layers of the model or, without a model, to every layer of the payload.
+        lengths: Number of tokens of each sequence. A payload may lack the last token of its sequence. Entries beyond the length
+            are padding. Defaults to the number of entries.
         start: Token to which the first entry of each payload belongs. Defaults to 0.
-        mask: Mask of the tokens that are not padding, [sequences, tokens], as bool or as 0 and 1. The tokens must be
-            contiguous. Only for payloads with four axes.
+        mask: Mask of the tokens that are not padding, [sequences, tokens], as bool or as 0 and 1. The tokens of a sequence must
+            be contiguous. Allowed only for payloads with four axes.
         dtype: Data type of raw bytes.
         source: Origin of the trace, as text.
 
     Raises:
-        InputError: A payload is not routing. The message names the sequence.
+        InputError: A payload does not contain valid routing. The message names the sequence.
 
     Example:
         >>> routed_experts = np.array([[[0, 3]], [[1, 3]], [[0, 2]]])  # tokens, layers, top-k of one sequence
@@ -118,26 +120,27 @@ def count_workload(
     payloads: Any, *, num_ranks: int, micro_step_Q: npt.ArrayLike | None = None, rank_Q: npt.ArrayLike | None = None,
     range_X5: npt.ArrayLike | None = None, num_micro_steps: int | None = None, stage: str = "update", **options: Any,
 ) -> tuple[Workload, ReadSummary]:  # fmt: skip
-    """Counts the routing that rollout engines return, one payload after the other, without building a trace.
+    """Counts the routing that rollout engines return, one payload at a time, without building a trace.
 
-    A (token, layer) with an unknown expert is counted in `unknown_ML` and in no load. An expert listed twice is one pair. If only
-    whole tokens are unknown and none lists an expert twice, the counts equal those of ``Workload.from_trace`` on the trace of
-    `from_routed_experts`.
+    A (token, layer) with an unknown expert is counted in `unknown_ML` and adds no pairs to the load. An expert that is listed
+    twice counts as one pair. If unknown tokens are unknown in all layers and no token lists an expert twice, the counts equal
+    those of ``Workload.from_trace`` on the trace of `from_routed_experts`.
 
     Args:
         payloads: Payloads of the sequences, as in `from_routed_experts`.
         num_ranks: Number of source ranks.
-        micro_step_Q: Micro-step of each whole sequence. A sequence with -1 is left out and not decoded.
+        micro_step_Q: Micro-step of each whole sequence. Sequences with -1 are left out and are not decoded.
         rank_Q: Source rank of each whole sequence.
-        range_X5: Replaces the two above if sequences are split over ranks. Integers [X, 5]: sequence, first token, end token,
-            micro-step, source rank. Ranges of a sequence must not overlap. Tokens outside all ranges are not counted.
+        range_X5: Ranges of tokens, given instead of `micro_step_Q` and `rank_Q` if sequences are split over ranks. The columns
+            are sequence, first token, end token, micro-step and source rank, as integers [X, 5]. Ranges of a sequence must not
+            overlap. Tokens outside all ranges are not counted.
         num_micro_steps: Number of micro-steps. Defaults to the largest micro-step plus one.
         stage: Stage of the workload, ``"recompute"`` or ``"update"``.
-        options: Arguments of `from_routed_experts`: `model`, num_experts, num_topk, num_layers, moe_layer_L, lengths, start,
-            mask, dtype.
+        options: Arguments of `from_routed_experts`, namely `model`, `num_experts`, `num_topk`, `num_layers`, `moe_layer_L`,
+            `lengths`, `start`, `mask` and `dtype`.
 
     Raises:
-        InputError: As for `from_routed_experts`, or a micro-step or rank does not exist.
+        InputError: For the reasons given in `from_routed_experts`, or because a micro-step or rank does not exist.
 
     Example:
         >>> routed_experts = np.array([[[0, 3]], [[1, 3]], [[0, 2]]])  # tokens, layers, top-k of one sequence

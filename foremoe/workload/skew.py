@@ -1,4 +1,4 @@
-"""Statistics of expert load that show how hard it is to balance, for comparing generated with recorded routing."""
+"""Statistics of expert load that show how hard the load is to balance. Use them to compare generated with recorded routing."""
 
 import itertools
 from collections.abc import Iterator
@@ -16,13 +16,13 @@ _BLOCK = 2**20
 
 
 def skew(load_XG: Array) -> Array:
-    """Returns the largest load divided by the mean along the last axis. 1.0 is perfect balance, or no load at all."""
+    """Returns the largest load divided by the mean along the last axis. 1.0 means perfect balance or no load."""
     mean_X = load_XG.mean(axis=-1)
     return np.where(mean_X > 0, load_XG.max(axis=-1) / np.where(mean_X > 0, mean_X, 1.0), 1.0)
 
 
 def mean_skew(load_XG: Array) -> float:
-    """Returns the mean of `skew` over the rows that have any load, or 1.0 if no row has."""
+    """Returns the mean of `skew` over all rows with load, or 1.0 if no row has load."""
     skew_X = skew(load_XG)[load_XG.any(axis=-1)]
     return float(skew_X.mean()) if skew_X.size else 1.0
 
@@ -31,18 +31,18 @@ def skew_statistics(workload: Workload) -> dict[str, float]:
     """Returns the skew, drift and spread of a workload, each as a mean over layers and micro-steps.
 
     Returns:
-        Dict of figures. Skews are taken over rows that have any load.
+        Dict with these figures. Rows without load are left out of both skews.
 
         * ``skew_mean`` and ``skew_p99``: Largest rank load divided by the mean, with experts e*E/G to (e+1)*E/G at home on
           rank e. 1 is perfect balance.
         * ``step_correlation``: Pearson correlation, over the experts of a layer, between the loads of one micro-step and the
-          next. It is NaN with a single micro-step. If it is 1, the previous micro-step predicts the next.
+          next. It is NaN if there is only one micro-step. A correlation of 1 means that each micro-step predicts the next one.
         * ``log_spread``: Standard deviation, over the experts of a layer, of log(load of all micro-steps + 1/2).
-        * ``source_distance``: Half the L1 distance between the expert shares of one source rank and of its micro-step, in [0, 1].
-          It shrinks as ranks hold more tokens.
+        * ``source_distance``: Half the L1 distance between the expert shares of one source rank and those of the whole
+          micro-step, in [0, 1]. The distance decreases if ranks have more tokens.
 
     Raises:
-        InputError: The experts do not divide over the ranks.
+        InputError: The number of experts is not a multiple of the number of ranks.
 
     Example:
         >>> {name: round(value, 3) for name, value in foremoe.skew_statistics(work).items()}

@@ -1,4 +1,4 @@
-"""Workload: the number of (token, expert) pairs from every source rank to every expert, per micro-step and layer."""
+"""`Workload`, the number of (token, expert) pairs from every source rank to every expert, for each micro-step and layer."""
 
 import functools
 import os
@@ -29,27 +29,28 @@ _PLAIN = ("num_topk", "stage", "model", "trace_id")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Workload(ArrayValue):
-    """Counts of one EP group, one stage and one weight version, that is, of an update mini-batch or the whole recompute stage.
+    """Counts of one EP group in one stage with one version of the weights: an update mini-batch, or the whole recompute stage.
 
-    Counts are (token, expert) pairs, at most num_topk per token and layer. Missing pairs belong to unknown tokens (see
-    `unknown_ML`), or to no token if the number of tokens was derived from counts.
+    Counts are numbers of (token, expert) pairs, with at most num_topk pairs per token and layer. Pairs may be missing if tokens
+    are unknown (see `unknown_ML`), or if the number of tokens was derived from counts.
 
     Attributes:
         load_MLGE: Number of pairs by source rank and logical expert, int32.
         tokens_MG: Number of tokens on each source rank, int32.
-        attention_MG: Sum of squared sequence lengths (tokens^2) over a rank's sequences, float64. If it is zero, attention is
-            priced by the number of tokens only.
-        unknown_ML: Number of tokens whose routing in this layer is not known, int64. No load includes them.
+        attention_MG: Sum of squared sequence lengths (tokens^2) over a rank's sequences, float64. If the sum is zero, the cost of
+            attention depends only on the number of tokens.
+        unknown_ML: Number of tokens whose routing in this layer is not known, int64. The load does not include these tokens.
         num_topk: Number of experts per token.
         stage: Stage that was counted, ``"recompute"`` or ``"update"``.
         model: Name of the model, or None.
         moe_layer_L: The model's own layer numbers, int32.
         trace_id: Id of the trace that was counted, or empty.
-        micro_step_Q: Micro-step of each sequence of the trace, int32, or -1 for sequences outside this workload. None if
-            sequences were not packed whole.
-        rank_Q: Source rank of each sequence of the trace, int32, or -1. None if sequences were not packed whole.
+        micro_step_Q: Micro-step of each sequence of the trace, int32, or -1 for sequences outside this workload. None if the
+            workload was not packed from whole sequences.
+        rank_Q: Source rank of each sequence of the trace, int32, or -1 for sequences outside this workload. None if
+            `micro_step_Q` is None.
         dealt: Record of how the sequences were packed, or None.
-        load_MLE: Sum of load_MLGE over source ranks, int32. Derived.
+        load_MLE: Sum of load_MLGE over source ranks, int32. It is computed, not passed.
 
     Raises:
         InputError: Shapes do not match, numbers are negative, or a rank has more pairs than its tokens allow.
@@ -125,18 +126,20 @@ class Workload(ArrayValue):
         Args:
             load_MLGE: Number of pairs by micro-step, layer, source rank and expert, as integers >= 0.
             num_topk: Number of experts per token.
-            tokens_MG: Number of tokens per source rank. Per micro-step and layer, the pairs must be num_topk * (tokens -
-                unknown). If None, it is ceil(pairs / num_topk) of the layer with most pairs, the fewest tokens possible. Pairs
-                may then be missing.
-            attention_MG: Sum of squared sequence lengths per source rank. Defaults to zeros, for unknown lengths.
-            unknown_ML: Number of tokens that no count includes. Defaults to zero.
+            tokens_MG: Number of tokens per source rank. If given, every micro-step and layer must have num_topk * (tokens -
+                unknown) pairs. If None, the number is the smallest possible one, ceil(pairs / num_topk) for the layer with the
+                most pairs. Pairs may then be missing in other layers.
+            attention_MG: Sum of squared sequence lengths per source rank. Defaults to zeros, which mean that lengths are not
+                known.
+            unknown_ML: Number of tokens with unknown routing, which the counts do not include. Defaults to zero.
             stage: Stage that was counted, ``"recompute"`` or ``"update"``.
             model: Name of the model. If it is a preset, its experts and top-k must agree with the counts.
-            moe_layer_L: Layer numbers. Default to those of the preset `model` if it has L layers, else to 0 to L-1.
+            moe_layer_L: The model's own layer numbers. Defaults to those of the preset `model` if it has L layers, else to 0 to
+                L-1.
             trace_id: Id of the trace that was counted.
 
         Raises:
-            InputError: As for the class, or counts do not balance.
+            InputError: For the reasons given in the class, or because the numbers of pairs and tokens do not agree.
 
         Example:
             >>> load_MLGE = np.array([[[[5, 1], [2, 4]]]])  # one micro-step and layer, two ranks, two experts
@@ -168,23 +171,25 @@ class Workload(ArrayValue):
     ) -> Self:  # fmt: skip
         """Assigns every token of a trace to a micro-step and a source rank, and counts the pairs.
 
-        Either `packer` assigns whole sequences within a budget, or `assign` gives the place of every token.
+        Either `packer` assigns whole sequences within a token budget, or `assign` gives the micro-step and the rank of every
+        token.
 
         Args:
             num_ranks: Number of source ranks. If it exceeds the number of sequences, some ranks have no tokens.
-            tokens_per_rank: Token budget per rank, so that a micro-step has at most num_ranks * tokens_per_rank tokens. A longer
-                sequence is a micro-step of its own, listed in ``dealt.over_budget``, and is never cut or left out.
+            tokens_per_rank: Token budget per rank. A micro-step has at most num_ranks * tokens_per_rank tokens. A longer sequence
+                is never cut or left out. It is a micro-step of its own and is listed in ``dealt.over_budget``.
             packer: A pack solver. Defaults to ``AsGiven()``.
-            seed: Seed of packers that shuffle.
-            sample_group_Q: Group of each sequence as non-decreasing integers. A micro-step never mixes groups.
-            max_micro_steps: Keeps only the first micro-steps. ``dealt`` records how many were left out.
-            assign: ``(micro_step_T, rank_T)`` of every token, if tensor, sequence or context parallelism spreads a sequence over
-                ranks. Micro-steps are numbered from 0 without gaps. A token then adds the length of its sequence to
-                `attention_MG`, so that a sequence of n tokens adds n^2 in total.
+            seed: Seed for packers that shuffle.
+            sample_group_Q: Group of each sequence as non-decreasing integers. All sequences of a micro-step belong to one group.
+            max_micro_steps: Number of micro-steps to keep, the first ones. ``dealt`` records the number that was left out.
+                Defaults to all.
+            assign: Micro-step and rank of every token, given as ``(micro_step_T, rank_T)``. Use it if tensor, sequence or context
+                parallelism spreads a sequence over ranks. Micro-steps must be numbered from 0 without gaps. With `assign`, each
+                token adds the length of its sequence to `attention_MG`, so that a sequence of n tokens adds n^2 in total.
             num_threads: Number of threads, which does not change the result. Defaults to all cores.
 
         Raises:
-            InputError: Numbers are out of range, options exclude each other, or the packer breaks a law.
+            InputError: A number is out of range, options exclude each other, or the result of the packer is not valid.
 
         Example:
             >>> foremoe.Workload.from_trace(trace, num_ranks=4, tokens_per_rank=1024).load_MLE.shape
@@ -241,15 +246,15 @@ class Workload(ArrayValue):
         return replace(self, dealt=dealt, **cut)
 
     def layers(self, indices: Sequence[int]) -> Self:
-        """Returns some layers, such as those of a pipeline rank, as a workload. `indices` are positions, not layer numbers.
+        """Returns a workload with only some layers, such as those of a pipeline rank. `indices` are positions, not layer numbers.
 
         Raises:
-            InputError: There is no index, or one is out of range or repeated.
+            InputError: `indices` is empty, or an index is out of range or repeated.
         """
         return self.cut(L=layer_positions(indices, self.L))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the counts as safetensors. The bytes depend only on the workload."""
+        """Writes the workload as safetensors. Equal workloads give equal bytes."""
         held = {name: getattr(self, name) for name in self.array_fields()}
         tensors: dict[str, Array] = {name: array for name, array in held.items() if array is not None}
         # Most counts of one layer on one rank are small, so the narrowest type halves most files.
@@ -260,7 +265,7 @@ class Workload(ArrayValue):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Reads a file written by `save` and returns an equal workload, byte for byte.
+        """Reads a file written by `save`. The workload equals the saved one, byte for byte.
 
         Raises:
             InputError: The file does not exist, is not a workload, has a newer format, or was truncated or changed.

@@ -1,1 +1,1 @@
-"""Readers and counters of the routing that rollout engines return."""
+"""Functions that read and count the routing that rollout engines return."""

@@ -9,7 +9,7 @@ from foremoe.routing.readers.sequences import MAX_TOKENS, Routed, num_ids
 
 
 def sequences_of(answers: Any, read: Callable[[Any], list[Routed]]) -> list[Routed]:
-    """Returns the sequences that `read` finds in each answer, in order. A nested list is one sequence of several requests."""
+    """Returns the sequences that `read` finds in each answer, in order. A nested list holds the requests of one sequence."""
     out = []
     for answer in answers if isinstance(answers, list | tuple) else [answers]:
         if not isinstance(answer, list | tuple):
@@ -26,7 +26,7 @@ def sequences_of(answers: Any, read: Callable[[Any], list[Routed]]) -> list[Rout
 def total(prompt: tuple[Any, ...], completion: tuple[Any, ...], usage: Any) -> int | None:
     """Returns the number of tokens of a sequence, or None if it is not known.
 
-    Each part is counted by its first list of ids, or else by `usage`.
+    Prompt and completion each have the length of their first list of ids or, without such a list, the length given in `usage`.
     """
     counts = []
     for ids, name in ((prompt, "prompt_tokens"), (completion, "completion_tokens")):
@@ -37,5 +37,5 @@ def total(prompt: tuple[Any, ...], completion: tuple[Any, ...], usage: Any) -> i
 
 
 def get(value: Any, name: str) -> Any:
-    """Returns a key of a dict or an attribute of an object, or None if there is none."""
+    """Returns the value of a dict's key or of an object's attribute, or None if it does not exist."""
     return value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)

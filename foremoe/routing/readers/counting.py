@@ -1,4 +1,4 @@
-"""Counts routing into pairs per expert. A payload of any integer type is read in place, neither copied nor converted."""
+"""Counts routing into pairs per expert. Payloads of any integer type are read in place, without conversion."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -21,10 +21,10 @@ REPEATED, MARKED, BLANK, UNKNOWN = range(4)
 
 
 def count_pairs(topk_TLK: Any, num_experts: int) -> Array:
-    """Returns int32 [L, E], the number of pairs of each expert, from integers of numpy or torch.
+    """Returns the number of pairs of each expert, int32 [L, E]. `topk_TLK` is a numpy or torch array of integers.
 
-    -1 is an unknown expert and does not count. An expert that a token lists twice in a layer is one pair, as in a router's
-    map of tokens to experts.
+    -1 means an unknown expert and is not counted. An expert that a token lists twice in a layer counts as one pair, as in a
+    router's map of tokens to experts.
     """
     topk = as_array(topk_TLK, "routing")
     if topk.ndim != 3 or topk.dtype.kind not in "iu":
@@ -40,7 +40,7 @@ def count_pairs(topk_TLK: Any, num_experts: int) -> Array:
 
 
 def count_micro_steps(topk_of: Sequence[Any], num_experts: int, num_threads: int | None = None) -> Array:
-    """Returns int32 [M, L, E], the `count_pairs` of every micro-step, counted on threads (None: all cores)."""
+    """Returns the result of `count_pairs` for every micro-step, int32 [M, L, E]. Uses all cores if `num_threads` is None."""
     loads: list[Array] = [np.zeros((0, 0), np.int32)] * len(topk_of)
 
     def block(low: int, high: int) -> None:
@@ -57,9 +57,10 @@ def count_micro_steps(topk_of: Sequence[Any], num_experts: int, num_threads: int
 def count_ranges(topk_TLK: Array, layer_L: Array, range_X4: Array, load_MLGE: Array, unknown_ML: Array, tally: Array) -> None:
     """Adds the pairs in ranges of tokens to the counts of their micro-steps and source ranks, in place.
 
-    If a (token, layer) lists an expert twice, it counts once. If it contains a -1, it is unknown and does not count. A token
-    whose experts are all 0 in every layer does not count either, because engines pad this way (except at top-1, where it may be
-    routing). If an error is raised, `load_MLGE` (int32, C-contiguous) and `unknown_ML` hold partial sums.
+    An expert that is listed twice for a (token, layer) counts once. A (token, layer) with a -1 is unknown and not counted. A
+    token whose experts are all 0 in every layer is not counted either, because engines pad with zeros. At top-1, such a token is
+    counted, because the zeros may be routing. `load_MLGE` must be int32 and C-contiguous. If an error is raised, `load_MLGE` and
+    `unknown_ML` hold partial sums.
 
     Args:
         layer_L: Layers of the payload to count, int64.
@@ -75,7 +76,7 @@ def count_ranges(topk_TLK: Array, layer_L: Array, range_X4: Array, load_MLGE: Ar
 
 
 def narrow_into(out_TLK: Array, known_T: Array, topk_TLK: Array, layer_L: Array, num_experts: int, tally: Array) -> None:
-    """Copies the chosen layers of known tokens into zeros, and sets `known_T` of all other tokens to False.
+    """Copies the chosen layers of known tokens to `out_TLK`, which holds zeros, and sets `known_T` of all other tokens to False.
 
     A token is known if all its layers are known and none lists an expert twice.
     """
@@ -87,7 +88,7 @@ def narrow_into(out_TLK: Array, known_T: Array, topk_TLK: Array, layer_L: Array,
 
 
 def known_rows(topk_TLK: Array, layer_L: Array) -> Array:
-    """Returns bool [T], True if the chosen layers have no -1 and are not all 0. All 0 is padding, except at top-1."""
+    """Returns a mask of the tokens whose chosen layers have no -1 and are not all 0, bool [T]. At top-1, zeros are allowed."""
     ids_TLK = topk_TLK[:, layer_L]
     blank_T = (ids_TLK == 0).all(axis=(1, 2)) & (topk_TLK.shape[2] > 1)
     known_T: Array = (ids_TLK >= 0).all(axis=(1, 2)) & ~blank_T
@@ -95,7 +96,7 @@ def known_rows(topk_TLK: Array, layer_L: Array) -> Array:
 
 
 def blocks(topk_TLK: Array) -> Iterator[tuple[int, Array]]:
-    """Yields (first token, unsigned read-only view) of the whole array, or of contiguous copies if it cannot be read in place."""
+    """Yields (first token, unsigned read-only view), for the whole array or, if it cannot be read in place, for copied blocks."""
     # All views have the same signedness, layout and mutability, so that kernels are compiled for four types, not for dozens.
     unsigned = np.dtype(f"u{topk_TLK.dtype.itemsize}")
     native = topk_TLK.dtype.newbyteorder("=")
@@ -126,7 +127,7 @@ def _require_none(fault: tuple[int, int, int], first: int, topk_TLK: Array, num_
 
 @kernel
 def add_pairs(ids_TLK, limit, missing, load_LE):
-    """Adds every distinct pair to `load_LE`, without those of `missing`. Returns False at an invalid id."""
+    """Adds every distinct pair to `load_LE`, except pairs with the id `missing`. Returns False if an id is invalid."""
     T, L, K = ids_TLK.shape
     seen_E = np.zeros(load_LE.shape[1], np.int64)
     stamp = np.int64(0)
@@ -145,7 +146,7 @@ def add_pairs(ids_TLK, limit, missing, load_LE):
 
 @kernel
 def is_blank(ids_TLK, t, layer_L):
-    """Returns True if a token's experts are 0 in all layers, except at top-1."""
+    """Returns True if a token's experts are 0 in all layers. At top-1, always returns False."""
     K = ids_TLK.shape[2]
     if K == 1:
         return False
@@ -158,7 +159,7 @@ def is_blank(ids_TLK, t, layer_L):
 
 @kernel
 def check_row(ids_TLK, t, layer, limit, missing, seen_E, stamp):
-    """Returns the number of repeated experts of a (token, layer), -1 if it is unknown, or -2 - k if the id at k is invalid."""
+    """Returns the number of repeated ids of a (token, layer), -1 if an expert is unknown, or -2 - k if the id at k is invalid."""
     repeated, known = 0, True
     for k in range(ids_TLK.shape[2]):
         e = np.uint64(ids_TLK[t, layer, k])

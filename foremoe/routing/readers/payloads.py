@@ -1,4 +1,4 @@
-"""Decodes one payload of a rollout engine, in any encoding, to an array of integers. Checks it before allocating memory."""
+"""Decodes one payload of a rollout engine, in any encoding, to an array of integers. Checks sizes before allocating memory."""
 
 import binascii
 import math
@@ -26,7 +26,7 @@ _WIRE = tuple(np.dtype(name) for name in ("<i4", "u1", "<i2", "<i8"))
 
 
 class Expected(NamedTuple):
-    """Known properties of a payload besides its own shape. A property that is not known is None or empty."""
+    """Properties of a payload that are known before it is decoded. A property that is not known is None, empty or 0."""
 
     num_topk: int | None = None
     num_layers: tuple[int, ...] = ()  # numbers of layers that a row may have
@@ -37,10 +37,10 @@ class Expected(NamedTuple):
 
 
 def decode(payload: Any, expected: Expected) -> Array:
-    """Returns the payload as integers [T, L, K], without copying if it has a buffer.
+    """Returns the payload as an array of integers [T, L, K]. A payload with a buffer is not copied.
 
-    Accepts arrays and tensors [T, L, K] (or flat ones, if shapes are expected), and nested lists [T][L][K] with None for unknown
-    experts. Also accepts raw bytes or those of an .npy file, and base64 text of either.
+    Accepts arrays and tensors of shape [T, L, K], or flat ones if the shape is known. Also accepts nested lists [T][L][K] with
+    None for unknown experts, raw bytes, the bytes of an .npy file, and base64 text of such bytes.
     """
     if isinstance(payload, str):
         return _from_base64(payload, expected)
@@ -57,7 +57,7 @@ def decode(payload: Any, expected: Expected) -> Array:
 
 
 def as_numpy(value: Any) -> Array | None:
-    """Converts an array or tensor of integers to numpy. Returns None for other objects. torch is not imported."""
+    """Converts an array or tensor of integers to numpy, without importing torch. Returns None for other objects."""
     if isinstance(value, np.ndarray):
         if value.dtype.kind not in "iu":
             cure = ", as pandas holds a column of lists; give pyarrow's column.to_pylist()" if value.dtype.kind == "O" else ""
@@ -76,7 +76,7 @@ def as_numpy(value: Any) -> Array | None:
 
 
 def integer_dtype(value: Any) -> np.dtype[Any]:
-    """Converts a name such as "uint16", or a numpy or torch dtype, to a numpy integer dtype, little-endian by default."""
+    """Returns a numpy integer dtype, given a name such as "uint16" or a numpy or torch dtype. It is little-endian by default."""
     text = str(value).removeprefix("torch.") if not isinstance(value, type | np.dtype) else value
     try:
         dtype = np.dtype(text)
@@ -155,7 +155,7 @@ def _raw_layout(num_bytes: int, expected: Expected) -> tuple[np.dtype[Any], tupl
 
 
 def checked_shape(value: Any) -> tuple[int, int, int]:
-    """Returns `value` as (rows, layers, top-k)."""
+    """Returns the shape that an engine sent with a payload, as (rows, layers, top-k)."""
     shape = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str | bytes) else ()
     if len(shape) != 3 or any(isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 0 for n in shape):
         raise InputError(f"shape must be [rows, layers, top-k]; got {str(value)[:60]}.")

@@ -1,4 +1,4 @@
-"""Reader: aligns the payloads of one sequence with its tokens, for a given model."""
+"""`Reader`, which aligns the payloads of a sequence with its tokens, for a given model."""
 
 import itertools
 import math
@@ -29,7 +29,7 @@ class Read(NamedTuple):
 
 
 class Reader:
-    """Decodes sequences of one model. Properties that the model leaves open are taken from the first sequence.
+    """A decoder of the sequences of one model. Unknown properties of the model are taken from the first sequence.
 
     The arguments are those of `from_routed_experts`.
     """
@@ -61,23 +61,23 @@ class Reader:
 
     @property
     def moe_layer_L(self) -> Array:
-        """The model's numbers of the layers to read, int32 [L]."""
+        """Layers to read, with the model's own layer numbers, int32 [L]."""
         if self._moe is None:
             raise InputError("the payloads do not show the layers; give model or moe_layer_L.")
         return self._moe
 
     def topk(self) -> int:
-        """Returns K. Raises InputError if it is not known."""
+        """Returns top-k. Raises InputError if top-k is not known."""
         if self._topk is None:
             raise InputError("the payloads do not show top-k; give model or num_topk.")
         return self._topk
 
     def empty(self, num_tokens: int) -> Array:
-        """Returns uint8 or int16 zeros [T, L, K]."""
+        """Returns an array of zeros for the experts of all tokens, uint8 or int16 [T, L, K]."""
         return np.zeros((num_tokens, len(self.moe_layer_L), self.topk()), np.uint8 if self.num_experts <= 256 else np.int16)
 
     def require_tokens(self, num_tokens: int, source_bytes: int) -> None:
-        """Raises InputError if payloads with `source_bytes` bytes are too small for routing of this many tokens."""
+        """Raises InputError if `source_bytes`, the size of the payloads, is too small for the routing of `num_tokens` tokens."""
         # If all payloads are None, the number of tokens comes from the lengths alone.
         layers = 1 if self._moe is None else len(self._moe)
         shape = num_tokens, layers, self._topk or 1

@@ -1,7 +1,7 @@
-"""Reads files of engines and recorders: answers, chosen experts and counts in JSON, parquet, ``.pt``, ``.npz``, safetensors.
+"""Reads answers, chosen experts and counts from JSON, parquet, ``.pt``, ``.npz`` and safetensors files of engines and recorders.
 
-Code in a file is never run, and a size in a file is never trusted. A ``.pt`` may hold only tensors and plain values. Sizes are
-checked against the size of the file.
+Code in a file is never run. A ``.pt`` file may contain only tensors and plain values. Sizes that a file states are checked
+against the size of the file.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ _EXPANSION = 16  # largest ratio of decompressed to compressed size, as for .npz
 
 
 class Recorded(NamedTuple):
-    """Content of a file, which is the routing of sequences, or counts. A part that is not present is None."""
+    """Content of a file, which is either the routing of sequences or counts. A part that the file does not have is None."""
 
     payloads: Any = None  # payloads for `from_routed_experts`
     lengths: Array | None = None  # number of tokens of each payload
@@ -50,10 +50,10 @@ class Recorded(NamedTuple):
 
 
 def read_recorded(path: str, model: Model | None = None) -> Recorded:
-    """Reads one file. `model` decides between counts and chosen experts if the file could contain either.
+    """Reads one file. If its contents could be counts or chosen experts, the number of experts of `model` decides.
 
     Raises:
-        InputError: The format is not known, or the contents are not routing. The message gives a cure.
+        InputError: The format is not known, or the contents are not routing. The message suggests a remedy.
     """
     source, experts = Path(path), None if model is None else model.num_experts
     suffix = source.suffix.lower()

@@ -1,4 +1,4 @@
-"""Assigns payloads to sequences and reads their envelopes, which are dicts with metadata."""
+"""Assigns payloads to sequences and reads the envelopes of payloads, which are dicts with metadata."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -23,9 +23,9 @@ _MAX_DEPTH = 16
 class Routed:
     """The routing of one sequence as an engine sent it, with its metadata. Metadata that is not known is None.
 
-    Instead of `data`, `segments` may hold the payloads of several requests (turns, resumed rollouts) in order. Each may be of any
-    kind and has its own `start`. Where segments overlap, the later one wins, unless its routing of a token is unknown and the
-    earlier one's is known. Tokens outside all segments are unknown.
+    Instead of `data`, `segments` may hold the payloads of several requests (turns, resumed rollouts) in order. A segment may be a
+    payload of any kind and has its own `start`. If segments overlap, the last segment in which a token is known determines the
+    routing of the token. Tokens outside all segments are unknown.
     """
 
     data: Any = None  # payload in any encoding, from token `start` on, or from the end of the prompt if `prompt` is given
@@ -67,7 +67,7 @@ def unpack(payloads: Any, lengths: Any = None, start: Any = None, mask: Any = No
 
 
 def parse_routed(item: Any, depth: int = 0) -> Routed:
-    """Converts one payload with its envelope to `Routed`. `depth` is the number of envelopes around it."""
+    """Converts one payload with its envelope to `Routed`. `depth` is the number of envelopes around the payload."""
     if depth > _MAX_DEPTH:
         raise InputError(f"the payload lies in more than {_MAX_DEPTH} envelopes; send it in one.")
     if isinstance(item, Routed):
@@ -109,7 +109,7 @@ def num_ids(ids: Any) -> int | None:
 
 
 def payload_bytes(items: Sequence[Any], depth: int = 0) -> int:
-    """Returns the size in bytes of payloads as received, without envelopes. Nested lists count about as their numbers."""
+    """Returns the size of payloads as received, in bytes, without envelopes. The size of nested lists is estimated."""
     if depth > _MAX_DEPTH:
         return 0  # an error is raised when it is read
     total, inner = 0, depth + 1

@@ -1,4 +1,4 @@
-"""SGLang: converts results of `--enable-return-routed-experts` to payloads for `from_routed_experts` and `count_workload`.
+"""Converts results of SGLang's `--enable-return-routed-experts` to payloads for `from_routed_experts` and `count_workload`.
 
 SGLang itself is not imported.
 """
@@ -13,14 +13,15 @@ from foremoe.routing.readers.sequences import Routed, parse_routed
 
 
 def payloads(outputs: Any) -> list[Routed]:
-    """Returns one `Routed` per output or choice, in order. The last token of a sequence has no routing.
+    """Returns one `Routed` for each output or choice, in order. SGLang returns no routing for the last token of a sequence.
 
     Args:
         outputs: A dict with `meta_info` as returned by `/generate` and the engine, an answer of an OpenAI route with `choices`,
-            or a list of these. A nested list is one sequence of several requests (turns, resumed rollouts), in order.
-            OpenAI routes send the routing of only the first choice, in `sglext`, unless the request has `return_meta_info`.
-            Lengths come from token ids and token counts. If an answer has neither, give `lengths`. Answers do not repeat the
-            request's `routed_experts_start_len`. If it was set, add it to the answer under this name, or give `start`.
+            or a list of these. A nested list holds the requests (turns, resumed rollouts) of one sequence, in order. OpenAI
+            routes send the routing of only the first choice, in `sglext`, unless the request has `return_meta_info`. Lengths are
+            taken from token ids and token counts. If an answer has neither, pass `lengths` to the function that reads the
+            payloads. Answers do not repeat the request's `routed_experts_start_len`. If the request set it, add the value to the
+            answer under this name, or pass `start`.
 
     Raises:
         InputError: The output is in another format.

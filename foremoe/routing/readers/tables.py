@@ -1,4 +1,4 @@
-"""Reads tables with a line for each layer of a token, or for each expert of a layer, under common column names."""
+"""Reads tables with one line for each layer of a token, or for each expert of a layer, whose columns have common names."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -26,13 +26,13 @@ _ROW_BYTES = 64  # least memory of a table's line, once parsed
 
 
 def table_columns(names: Collection[str]) -> dict[str, str]:
-    """Returns the table's column for each role, without roles that the table lacks."""
+    """Returns the name of the table's column for each role, such as "layer". Roles without a column are left out."""
     found = {role: next((name for name in known if name in names), None) for role, known in _COLUMNS.items()}
     return {role: name for role, name in found.items() if name is not None}
 
 
 def routed_of(rows: list[Any], columns: Mapping[str, str], size: int) -> tuple[list[Array], Array]:
-    """Returns int32 [T, L, K] of each sequence, -1 if missing, and the numbers of the layers.
+    """Returns the experts of each sequence, int32 [T, L, K], and the layer numbers. Experts that the table lacks are -1.
 
     The sequences are in the order of their first lines in the table.
     """
@@ -60,7 +60,7 @@ def routed_of(rows: list[Any], columns: Mapping[str, str], size: int) -> tuple[l
 
 
 def counts_of(rows: list[Any], columns: Mapping[str, str], size: int) -> tuple[Array, Array]:
-    """Returns counts, int64 [S, L, E], zero if missing, and the numbers of the layers."""
+    """Returns the counts, int64 [S, L, E], and the layer numbers. Counts that the table lacks are zero."""
     keys = [name for name in ("step", "layer", "expert", "count") if name in columns]
     highs = {"step": MAX_TOKENS, "layer": MAX_EXPERTS, "expert": MAX_EXPERTS, "count": 2**31 - 1}
     cells = np.array([[whole(_cell(row, columns, key), columns[key], 0, highs[key]) for key in keys] for row in rows], np.int64)

@@ -1,4 +1,4 @@
-"""vLLM: converts results of `--enable-return-routed-experts` to payloads for `from_routed_experts` and `count_workload`.
+"""Converts results of vLLM's `--enable-return-routed-experts` to payloads for `from_routed_experts` and `count_workload`.
 
 vLLM itself is not imported.
 """
@@ -15,10 +15,11 @@ def payloads(outputs: Any) -> list[Routed]:
     """Returns one `Routed` per completion, in order.
 
     Args:
-        outputs: A `RequestOutput` of vLLM, an answer of its HTTP server as a dict, or a list of these. A nested list is one
-            sequence of several requests (turns, resumed rollouts). Lengths come from token ids, or from `usage` if an answer has
-            one choice. If an answer has neither, give `lengths`. Answers do not repeat the request's
-            `routed_experts_prompt_start`. If it was set, add it to the answer under this name, or give `start`.
+        outputs: A `RequestOutput` of vLLM, an answer of its HTTP server as a dict, or a list of these. A nested list holds the
+            requests (turns, resumed rollouts) of one sequence. Lengths are taken from token ids, or from `usage` if an answer has
+            one choice. If an answer has neither, pass `lengths` to the function that reads the payloads. Answers do not repeat
+            the request's `routed_experts_prompt_start`. If the request set it, add the value to the answer under this name, or
+            pass `start`.
 
     Raises:
         InputError: An output has no completions.
