@@ -101,14 +101,13 @@ class ExpertBank(nn.Module):
         return self._slot_grad_X[buffer]
 
     def drop_stale_gradients(self) -> None:
-        """Zeroes the main gradients of parameters whose ``grad`` was dropped or zeroed. The runtime calls it when a stage starts.
-        """
+        """Zeroes main gradients of parameters whose ``grad`` was dropped or zeroed. Called by `Runtime` when a stage begins."""
         for name, param in self.named_parameters():
             if param.grad is None or not param.grad.any():
                 self._main[name].zero_()
 
     def publish_gradients(self) -> None:
-        """Sets ``param.grad`` to the main gradient. The runtime calls it when a stage with a backward pass ends."""
+        """Sets ``param.grad`` to the main gradient. Called by `Runtime` when a stage with a backward pass ends."""
         for name, param in self.named_parameters():
             param.grad = self._main[name].to(param.dtype)  # the same tensor if dtypes agree
 
