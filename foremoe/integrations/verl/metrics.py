@@ -65,8 +65,7 @@ class Totals:
         self._num_rows += sum(part.num_rows for part in parts if part.first)
 
     def take(self) -> dict[str, Metric]:
-        """Returns values by name and resets them. Their type tells veRL whether to take the maximum or the mean over its ranks.
-        """
+        """Returns values by name and resets them. Their type tells veRL whether to take the maximum or mean over its ranks."""
         out = {}
         for name, value in self._values.items():
             if name in _MEANS:
