@@ -34,7 +34,7 @@ def require_same(group: Group, values: Mapping[str, str]) -> None:
 
 
 def texts(name: str, value: Any) -> dict[str, str]:
-    """Returns a value as strings, by name. A frozen value, such as a planner or a cluster, gives one string per field.
+    """Returns strings that describe a value, by name. A frozen value such as a planner or a cluster gives one per field.
 
     Equal values give equal strings in all processes. The memory addresses in the reprs of other packages' objects are left out.
     """

@@ -40,7 +40,7 @@ class Group(abc.ABC):
     Attributes:
         rank: Number of this rank, from 0.
         size: Number of ranks.
-        timeout_s: Timeout in seconds for an answer of another rank.
+        timeout_s: Timeout in seconds for an answer from another rank.
     """
 
     rank: int
@@ -84,7 +84,7 @@ class TorchGroup(Group):
     Args:
         process_group: Process group of the EP group, with any backend (gloo or NCCL). Defaults to all ranks.
         timeout_s: Timeout in seconds for another rank, here and in every exchange. It also limits the time that a rank may
-            compute between two exchanges. If tokens are exchanged with NCCL, its own watchdog limits their exchange instead.
+            compute between two exchanges. If tokens are exchanged with NCCL, NCCL's watchdog limits this exchange instead.
 
     Raises:
         InputError: torch.distributed has no process group.

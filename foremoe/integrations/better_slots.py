@@ -63,7 +63,7 @@ def better_slots(choice: SlotChoice, problem: Problem) -> str:
 
 
 def better_homes(choice: SlotChoice) -> str:
-    """Returns a sentence about homes that save at least 1 % of the stage, even with their exchange, or an empty string."""
+    """Returns a sentence about homes that save at least 1 % of the stage, including their exchange, or an empty string."""
     problem, trainer = choice.problem, Trainer()
     home_LE = Planner(home=HOMES).homes(problem, num_threads=1)
     now_s = next(option.stage_s for option in choice.options if option.redundant == choice.redundant)

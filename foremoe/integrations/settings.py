@@ -37,7 +37,7 @@ class AttachSettings(EngineSettings):
         group_timeout_s: Timeout in seconds for another rank, both for messages and for the creation of groups. It must be longer
             than the time that one rank spends on a checkpoint.
         spare: Maximum number of unknown tokens that a rank may have in a known row. Each unknown token takes a place at every
-            expert. If there are more, the row exchanges counts.
+            expert. If a rank has more of them, the row exchanges counts.
         route_bytes: Limit in bytes of each rank's host memory for routes of known rows. Rows beyond the limit exchange counts.
         plan_limit_s: Limit in seconds of a rank's planning time. If a rank takes longer, planning fails on all ranks. None means
             no limit.

@@ -64,7 +64,7 @@ def argument(name: str, value: Any) -> str:
 
 
 def routing_of(call: dict[str, Any]) -> list[Array] | None:
-    """Returns the routing that slime will replay in a call. slime has then prepared all micro-batches of the call.
+    """Returns the routing that slime will replay in a call. slime prepares all micro-batches before the call.
 
     Returns:
         The experts, int16 [T, L, K] per micro-batch. None for passes that record routing and for reference and teacher models.

@@ -29,7 +29,7 @@ class ExpertBank(nn.Module):
     Args:
         rank: Rank in the EP group.
         num_ranks: Number of ranks of the EP group, which must divide `num_experts`.
-        num_buffers: Number of slot buffers for replicas, ``plan.header.num_buffers``. Each is as large as one expert.
+        num_buffers: Number of slot buffers for replicas, from ``plan.header.num_buffers``. Each buffer holds one expert.
         home_LE: Home slot g*B + b of every expert. Defaults to contiguous homes.
         device: Device of the weights and slot buffers. Neither can be moved afterwards.
         seed: Seed of the initial weights. They depend on the seed, the layer and the expert but not on the number of ranks.

@@ -74,7 +74,7 @@ def exchange_counts(slot_Z: torch.Tensor, num_slots: int, group: Group, complete
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Route:
-    """Routing of one row's pairs to their slots and back: message sizes, and int32 or int64 permutations on the device."""
+    """Route of one row's pairs to their slots and back: message sizes, and permutations as int32 or int64 on the device."""
 
     exchange: Exchange
     num_topk: int
@@ -132,7 +132,7 @@ class Dispatch(torch.autograd.Function):
 
 
 class Combine(torch.autograd.Function):
-    """Maps y_YH, the outputs of served pairs sorted by slot, to y_TH, the weighted sum of each token's pairs on its source."""
+    """Maps y_YH, the outputs of the served pairs in the order of slots, to y_TH, the weighted sum over each token's pairs."""
 
     @staticmethod
     def forward(

@@ -29,7 +29,7 @@ MOST_KEPT = 4096  # maximum number of entries that a bank caches
 
 
 class ExpertMath(Protocol):
-    """Computation of an expert, an MLP with a hand-written backward pass.
+    """Computation of an expert, which is an MLP with a hand-written backward pass.
 
     Weights and gradients are passed as sequences of tensors, in the order and with the shapes that `shapes` returns.
     Implementations must not keep references to the tensors, because their memory may hold another expert after the call.

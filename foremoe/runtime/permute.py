@@ -75,7 +75,7 @@ class TokensToPairs(torch.autograd.Function):
 
 
 class PairsToTokens(torch.autograd.Function):
-    """Maps rows_ZH, sorted by slot, to y_TH, the sums over the pairs of each token."""
+    """Maps rows_ZH, sorted by slot, to y_TH, the sum over each token's pairs."""
 
     @staticmethod
     def forward(

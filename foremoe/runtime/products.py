@@ -38,7 +38,7 @@ class Products(Protocol):
         """Returns ``rows @ weight.T``."""
 
     def add(self, i: int, left: torch.Tensor, right: torch.Tensor) -> None:
-        """Adds ``left.T @ right`` to the gradient."""
+        """Adds ``left.T @ right`` to the gradient of the weight."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

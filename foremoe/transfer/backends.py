@@ -63,7 +63,7 @@ def default_backends(buffers: Buffers, group: Group) -> tuple[str, ...]:
 
 
 def resolve_backend(backend: str | TransferBackend) -> TransferBackend:
-    """Returns `backend` if it is an instance, or a new instance of the class with that name.
+    """Returns `backend` itself if it is a backend, or else a new instance of the class with this name.
 
     Raises:
         InputError: The name is unknown, the argument is not a backend, or a module that the backend `requires` is missing.
@@ -171,7 +171,7 @@ class BackendSet:
         return sorted((b, why) for b, why in self.sick.items() if not self.backends[b].one_sided and b not in self.retired)
 
     def give_up(self, failed_G: Sequence[Sequence[tuple[int, str]]]) -> list[int]:
-        """Retires backends that failed on any rank, given the results of `failed` on all ranks. Returns the newly retired ones.
+        """Retires backends that failed on any rank, given the results of `failed` on all ranks. Returns the backends retired now.
 
         Rank 0 logs the retirement for all ranks.
         """

@@ -148,7 +148,7 @@ class TransferBackend(abc.ABC):
 
     @abc.abstractmethod
     def wait(self, handle: Any, timeout_s: float) -> None:
-        """Returns when the copies of a handle are done.
+        """Waits until the copies of a handle are done.
 
         Raises:
             TransferError: A copy failed or took longer than `timeout_s`. The destination then has undefined content, but the

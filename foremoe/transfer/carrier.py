@@ -130,8 +130,9 @@ class Carrier:
         """Retires the two-sided backends that have failed on any rank since the last pass boundary. Collective at each boundary.
 
         If no other backend could take over, the ranks do not communicate here, because they agree later to run rows with missing
-        replicas at home. `position` is that of the next use. `settle` is a function that waits for gradient returns, because they
-        must not be lost with their backend. Returns the names of the newly retired backends, whose copies get other links.
+        replicas at home. `position` is the position of the next use. `settle` is a function that waits for gradient returns,
+        because they must not be lost with their backend. Returns the names of the newly retired backends, whose copies get other
+        links.
 
         Raises:
             TransferError: Gradients were lost on any rank.

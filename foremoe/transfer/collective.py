@@ -30,7 +30,7 @@ class _Messages:
 
 
 class Collective(TransferBackend):
-    """Sends every tensor of an expert as one message, in the order of keys.
+    """Sends every tensor of an expert as one message, in the order of the copies' keys.
 
     The messages use a separate process group, so that they neither wait for the exchange of tokens nor disturb it. They are sent
     as bytes, so all dtypes are supported, including fp8. Tensors without elements are not sent.

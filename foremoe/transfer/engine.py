@@ -75,7 +75,7 @@ class Engine:
         """Starts a plan. Collective.
 
         Args:
-            plan: Plan that keeps homes, the same on all ranks. Rank 0 checks it for all unless it is `Plan.checked`.
+            plan: Plan with the homes of `buffers`, the same on all ranks. Rank 0 checks it for all unless `Plan.checked` is True.
             same_weights: True if no rank has written a home weight since the previous plan began. Host stores then stay valid. If
                 False, they are filled again.
 
@@ -167,7 +167,7 @@ class Engine:
             self._departures.hold_gradients(micro_step, position)
 
     def settle(self, layer: int | None = None) -> None:
-        """Waits until the gradients of all finished rows are at home, like `Departures.settle`. All ranks call it together."""
+        """Waits until the gradients of all finished rows are at home. See `Departures.settle`. All ranks call it together."""
         self._running()
         with self._step():
             self._departures.settle(layer)

@@ -118,7 +118,7 @@ def exchange(
 
 
 class FillError(TransferError):
-    """Error that some published experts are missing, because a rank did not write its part of the host stores."""
+    """Error for published experts that are missing because a rank did not write its part of the host stores."""
 
 
 class Filling(threading.Thread):

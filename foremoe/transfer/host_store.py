@@ -35,7 +35,7 @@ class HostStore:
     """One rank's view of the store of its node.
 
     Every rank of the node creates one such object over the same file and calls `place` with the same arguments as the other
-    ranks. They need not agree on anything else.
+    ranks. The ranks need not agree on anything else.
 
     The store consists of equally large places, each for one expert. A place has three stamps in the shared memory: the version
     whose writing has begun, the version whose writing is done, and a checksum of evenly sampled bytes. A reader calls `read`,

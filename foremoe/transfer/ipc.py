@@ -33,7 +33,7 @@ def this_process() -> Process:
 def fault_between(cuda: Any, group: Group) -> str:
     """Returns the reason why processes of one host cannot open each other's GPU memory, or an empty string. Collective.
 
-    Every rank offers one allocation and opens those of the other ranks.
+    Every rank offers one allocation and opens the allocations of the other ranks.
 
     Args:
         cuda: CuPy's module for CUDA runtime calls, or the reason why this rank does not have it.

@@ -128,7 +128,7 @@ class PinnedHost(TransferBackend):
         return pulls
 
     def wait(self, handle: _Pulls, timeout_s: float) -> None:
-        """Waits for a handle's copies, on a GPU only on the current stream. The host waits for experts that are not yet stored.
+        """Waits for a handle's copies. On a GPU, only the current stream waits for them. The host waits for experts to be stored.
 
         Checks the stamps. Only another `publish` can write later, and it first finishes this rank's copies.
         """

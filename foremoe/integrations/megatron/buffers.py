@@ -43,8 +43,7 @@ class MegatronBuffers:
     def prepare(self, stage: str) -> str:
         """Returns the reason why a stage cannot run while the experts are in their present state, or an empty string.
 
-        Allocates the slots when weights are first present. If the weights are offloaded during attaching, this happens in a
-        stage.
+        Allocates the slots in the first call that finds weights present. During attaching, weights may still be offloaded.
 
         Args:
             stage: "recompute" or "update", or "" during attaching.
@@ -108,7 +107,7 @@ class MegatronBuffers:
 
 
 class ParamSync:
-    """Finishes parameter gathers that the distributed optimizer overlaps with the forward pass.
+    """Finishes the gathering of parameters that the distributed optimizer overlaps with the forward pass.
 
     Megatron finishes a bucket of parameters when a module is about to use it, and then starts to gather the next bucket. If a
     home is read before its layer runs, all earlier buckets are finished as well, in Megatron's order. Data-parallel ranks

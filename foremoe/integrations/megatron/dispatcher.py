@@ -71,8 +71,8 @@ class OverSlots(MoETokenDispatcher):  # type: ignore[misc]
 class SlotDispatcher(OverSlots, MoEAlltoAllTokenDispatcher):  # type: ignore[misc]
     """Dispatches to the S slots of every rank. After routing, a `MoELayer` need not know which logical experts the slots hold.
 
-    In Megatron's own exchange of counts, every rank also reports whether its replicas have arrived. If one is missing, all ranks
-    send their tokens home before anything is dispatched.
+    In Megatron's own exchange of counts, every rank also reports whether its replicas have arrived. If a replica is missing on
+    any rank, all ranks dispatch this row's tokens to homes instead.
     """
 
     def __init__(self, moe: MoELayer, num_slots: int) -> None:

@@ -73,7 +73,7 @@ def forward_backward(
 
 @contextlib.contextmanager
 def planned_or_home(moe: Attached, routing: Sequence[Any], stage: str, *, replay: bool = True) -> Iterator[bool]:
-    """Runs a stage with a plan if all EP groups can plan it. If not, it runs at home without metrics, and rank 0 logs why.
+    """Runs a stage with a plan if all EP groups can plan it. If not, the stage runs at home without metrics, and rank 0 logs why.
 
     Collective over all ranks of the job. On a rank without MoE layers, `routing` may be empty.
 
@@ -98,7 +98,7 @@ def plan_calls_of(
     """Replaces `get_forward_backward_func` of a trainer's module.
 
     Args:
-        write: Function that formats an option of Megatron as in the trainer's command, for error messages.
+        write: Function that formats an option of Megatron for error messages, as it is written in the trainer's command.
 
     Returns:
         A function that attaches to a model once. A trainer's adapter calls it when the model is built, so that an unsupported

@@ -34,7 +34,7 @@ class Job:
         self.group = TorchGroup(timeout_s=ep_group.timeout_s) if self._apart else ep_group
 
     def agree(self, error: InputError | None) -> InputError | None:
-        """Returns the error of this rank's EP group, or an error that names that of another EP group, or None. Collective.
+        """Returns this EP group's error, or else an error that quotes another EP group's, or else None. Collective.
 
         Args:
             error: Error that all ranks of this rank's EP group have, or None.

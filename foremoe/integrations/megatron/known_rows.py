@@ -39,7 +39,7 @@ class KnownRow:
         return rows_ZH
 
     def probs_of(self, probs_TE: torch.Tensor, routing_TE: torch.Tensor) -> torch.Tensor:
-        """Returns the router's weights for these pairs. Differentiable."""
+        """Returns the router's weight for every pair of this source, sorted by slot. Differentiable."""
         if isinstance(self.route, HoledRoute):
             return (probs_TE * routing_TE).reshape(-1).index_select(0, self.route.prob_Z)
         probs_Z: torch.Tensor = Permute.apply(
@@ -78,7 +78,7 @@ class Served:
     weighted_X: torch.Tensor | None = None
 
     def counts(self) -> list[int]:
-        """Returns the number of pairs with a weight, by slot. The host waits for the device."""
+        """Returns the number of pairs whose weight is not 0, by slot. The host waits for the device."""
         if self.weighted_X is None or self.extra_S is None:
             return self.num_S
         extra = [int(part.sum()) for part in self.weighted_X.cpu().split(self.extra_S)]

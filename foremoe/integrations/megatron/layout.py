@@ -185,5 +185,5 @@ def _given_or_found(group: Group, cluster: Cluster | None) -> Cluster:
 
 
 def contiguous_homes(num_layers: int, num_experts: int) -> Array:
-    """Returns Megatron's homes, int32 [L, E], with expert e on rank e // (E/G)."""
+    """Returns Megatron's homes, int32 [L, E], in which expert e is at home on rank e // (E/G)."""
     return np.tile(np.arange(num_experts, dtype=np.int32), (num_layers, 1))

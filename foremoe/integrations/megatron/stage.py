@@ -26,7 +26,7 @@ class MegatronStage(PlannedStage):
 
     Args:
         engine: Engine that has begun `plan`.
-        split_MLP: The plan's part for this source.
+        split_MLP: Number of pairs that the plan sends from this source to each slot.
         device: Device of the routing.
         replay: Whether routers follow the plan's routing. If False, the routing is a hint, and the stage records how many pairs
             ranks serve.

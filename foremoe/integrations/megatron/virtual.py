@@ -85,7 +85,7 @@ def capacity_factor(quota_MLGS: Array, tokens_MG: Array, num_topk: int, num_base
     """Returns the smallest ``moe_expert_rank_capacity_factor`` that gives every rank enough places, or infinity if none does.
 
     A rank has ``tokens * topk * factor`` places, but never fewer than one for each of its own pairs plus ``alignment - 1`` for
-    each of its 2B experts. These are added because the pairs of an expert fill whole blocks.
+    each of its 2B experts. The latter are added because the pairs of an expert fill whole blocks.
 
     Args:
         alignment: Number of pairs in a block.
@@ -111,8 +111,8 @@ class VirtualSummary:
         drift: Number of this rank's pairs that were not planned and were served at home.
         fell_back: Number of calls that used Megatron's planner or home placement, including calls for multi-token prediction.
         factor: Smallest ``moe_expert_rank_capacity_factor`` that the plan allows.
-        plan_s: Seconds of planning on this rank.
-        share_s: Seconds of exchanging counts and plans.
+        plan_s: Seconds that this rank spent on planning.
+        share_s: Seconds that this rank spent on exchanging counts and plans.
     """
 
     plan: Plan
@@ -198,7 +198,7 @@ class VirtualStage:
 
     @property
     def drift(self) -> int:
-        """Number of unplanned pairs."""
+        """Number of unplanned pairs of this rank."""
         return int(torch.stack(self._drift).sum()) if self._drift else 0
 
 

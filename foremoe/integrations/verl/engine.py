@@ -1,4 +1,4 @@
-"""Engine that replaces veRL's Megatron engine. It differs from that engine only in that it plans formed micro-batches."""
+"""Engine that replaces veRL's Megatron engine. The only difference is that it plans micro-batches once they are formed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packing, which chooses the samples that share a micro-batch according to the loads that their experts put on ranks.
+"""Packing, which uses the rank loads of experts to choose the samples that share a micro-batch.
 
 veRL's own split of a mini-batch considers only lengths. Packing starts from this split and exchanges samples between
 micro-batches of the same data-parallel rank. Samples stay on their rank and in their optimizer step. A rank keeps its number of
@@ -52,7 +52,7 @@ class Packer:
         """Creates the groups of ranks that pack together. Collective over all ranks of these groups.
 
         Args:
-            group_timeout_s: Timeout for another rank in seconds.
+            group_timeout_s: Timeout in seconds for an answer from another rank.
         """
         from megatron.core import parallel_state as ps
 

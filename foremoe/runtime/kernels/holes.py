@@ -59,7 +59,7 @@ def find_holes(expert_TK, extra_E, hole_T):
 
 @kernel
 def route_holed_rows(low, high, rows, numbers_X, planned_N):
-    """Writes each row's permutations after its experts, and sets `planned_N` (bool) to whether its counts match the plan."""
+    """Writes each row's permutations after its experts. Sets `planned_N` to True for rows whose counts match the plan."""
     E, K = rows.home_slot_NE.shape[1], rows.num_topk
     for n in range(low, high):
         num, holes, served = rows.num_tokens_N[n] * K, rows.num_holes_N[n], rows.received_NGS[n].sum()

@@ -29,7 +29,7 @@ class KnownRows(NamedTuple):
 
 @kernel
 def route_rows(low, high, rows, numbers_X, planned_N):
-    """Writes each row's permutations after its experts, and sets `planned_N` (bool) to whether its counts match the plan."""
+    """Writes each row's permutations after its experts. Sets `planned_N` to True for rows whose counts match the plan."""
     for n in range(low, high):
         num_pairs = rows.num_pairs_N[n]
         numbers = numbers_X[rows.begin_N[n] : rows.begin_N[n + 1]]
