@@ -30,9 +30,9 @@ class _Sent:
 class Returns:
     """The gradient returns of one rank.
 
-    The gradient returns of a row start after the last exchange of its backward pass. They are added to `main_grad` when
-    `prefetch` more rows have sent their gradients, when a gradient buffer is needed again, when more than `return_bytes` would be
-    staged, or at the end of the plan. These points depend on the plan and not on timing, so the sums are the same in every run.
+    The gradient returns of a row start after the last exchange of its backward pass. They are added to `main_grad` at the first
+    of four points: `prefetch` more rows have sent their gradients, a gradient buffer is needed again, more than `return_bytes`
+    would be staged, or the plan ends. These points depend on the plan and not on timing, so the sums are the same in every run.
     An expert's gradients are added row by row, and within a row in the order of the replicas' ranks.
 
     If main gradients are bf16, the gradients returned to an expert are summed in float32 and added once, by `add_up` or at the
