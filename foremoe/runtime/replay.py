@@ -169,7 +169,7 @@ class ReplayedRows(Compared):
         self._end_NS = torch.from_numpy(num_NS.cumsum(1, dtype=np.int32)).to(self._device).unbind()
 
     def route(self, micro_step: int, layer: int, shape: torch.Size) -> tuple[torch.Tensor, Route] | None:
-        """Returns the experts of a row, int32 [T, K], and its route, or None on all ranks for a row that must exchange counts.
+        """Returns the experts of a row, int32 [T, K], and its route. Returns None on all ranks if the row must exchange counts.
 
         Args:
             shape: Shape [T, K] of the routing that the layer received.
@@ -186,7 +186,7 @@ class ReplayedRows(Compared):
         return known_Z.view(shape), Route(self._exchange_N[n], shape[1], num_S, self._end_NS[n], *order)
 
     def holed_route(self, micro_step: int, layer: int, shape: torch.Size) -> HoledRoute | None:
-        """Returns the route of a row that has holes on any rank, or None for a row without holes. See `route`."""
+        """Returns the route of a row that has holes on any rank. Returns None if the row has no holes. See `route`."""
         n = self._holed_number.get((micro_step, layer))
         if n is None:
             return None

@@ -93,7 +93,7 @@ class SlottedRows(Compared):
         return int(self._numbers_X.nbytes)
 
     def row(self, micro_step: int, layer: int, shape: torch.Size) -> Slotted | None:
-        """Returns the slots of a row, or None on all ranks if the row is not known.
+        """Returns the slots of a row. Returns None on all ranks if the row is not known.
 
         Raises:
             InputError: The routing does not have the same shape as when the stage began.

@@ -45,7 +45,7 @@ class Stage(abc.ABC):
         """Returns the physical slot of each pair and the number of pairs that the plan does not contain."""
 
     def replayed(self, micro_step: int, layer: int, topk_TK: torch.Tensor) -> Route | None:
-        """Returns the route that was computed for a row when the stage began, or None on all ranks if there is none."""
+        """Returns the route that was computed for a row when the stage began. Returns None on all ranks if there is no route."""
         return None
 
     def verdict(self) -> str:

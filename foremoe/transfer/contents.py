@@ -37,9 +37,10 @@ class HomeWatch:
 
 
 def watch_homes(plan: Plan, buffers: Buffers, rank: int, before: HomeWatch | None) -> tuple[HomeWatch | None, str]:
-    """Returns a watch over this rank's home weights for a new plan, and the reason why it cannot run or an empty string.
+    """Returns a watch over this rank's home weights for a new plan, and the reason why the plan cannot run.
 
-    `before` is the previous plan's watch if the caller says that the weights have not changed since that plan began.
+    The reason is an empty string if the plan can run. `before` is the previous plan's watch if the caller says that the weights
+    have not changed since that plan began.
     """
     try:
         if before is not None:

@@ -34,7 +34,9 @@ class Job:
         self.group = TorchGroup(timeout_s=ep_group.timeout_s) if self._apart else ep_group
 
     def agree(self, error: InputError | None) -> InputError | None:
-        """Returns this EP group's error, or else an error that quotes another EP group's, or else None. Collective.
+        """Returns an error on all ranks if any EP group has one. Collective.
+
+        This is the error of this rank's EP group or, if it has none, an error that quotes another EP group's error.
 
         Args:
             error: Error that all ranks of this rank's EP group have, or None.

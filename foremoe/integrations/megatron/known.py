@@ -59,7 +59,7 @@ class KnownRouting:
     def row(
         self, micro_step: int, layer: int, routing_TE: torch.Tensor, complete: bool, home_slot_E: torch.Tensor
     ) -> KnownRow | SlottedRow | None:
-        """Returns the route of a layer, or None on all ranks if the layer must exchange counts.
+        """Returns the route of a layer. Returns None on all ranks if the layer must exchange counts.
 
         Args:
             home_slot_E: Home slots of the layer, int64, on the device.
@@ -154,7 +154,7 @@ class Trust:
         self._holds: dict[bool, bool] = {}  # update (True) or recompute -> whether its known routing was correct
 
     def begin(self, planned: Planned, replay: bool) -> KnownRouting | None:
-        """Returns the known routing of a stage, or None on all ranks if the stage does not use it. Collective.
+        """Returns the known routing of a stage. Returns None on all ranks if the stage does not use it. Collective.
 
         Args:
             replay: Whether routers follow the routing.
@@ -201,7 +201,8 @@ class Trust:
             fell_back: Whether rows ran at home because a replica was missing.
 
         Returns:
-            None, or on all ranks of the EP group an error if a layer used a route that differs from its router's choices.
+            An error if a layer used a route that differs from its router's choices, and otherwise None. The result is the same on
+            all ranks of the EP group.
         """
         if known is None:
             return None
