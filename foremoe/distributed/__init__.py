@@ -1,4 +1,4 @@
-"""Groups of processes that plan together. Requires torch."""
+"""Groups of processes that plan together and exchange messages. Requires torch."""
 
 from foremoe.base.errors import InputError
 

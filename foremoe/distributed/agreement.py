@@ -1,4 +1,4 @@
-"""Checks that all ranks have the same values before they use them."""
+"""Checks that all ranks have the same values before the values are used."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from foremoe.plan.header import FORMAT_VERSION
 
 
 def require_same(group: Group, values: Mapping[str, str]) -> None:
-    """Raises InputError on all ranks unless all have the same `values`, foremoe version and plan format. Collective.
+    """Raises InputError on all ranks unless all of them have the same `values`, foremoe version and plan format. Collective.
 
-    The error names the first value that differs, and two ranks with their values.
+    The error names the first value that differs, and two ranks with the value that each has.
     """
     mine = {"foremoe.__version__": __version__, "plan format": str(FORMAT_VERSION), **values}
     fingerprint = hashlib.blake2b(json.dumps(mine, sort_keys=True).encode(), digest_size=16).hexdigest()
@@ -34,9 +34,9 @@ def require_same(group: Group, values: Mapping[str, str]) -> None:
 
 
 def texts(name: str, value: Any) -> dict[str, str]:
-    """Returns a mapping from names to strings for a value, or for each field of a frozen value such as a planner or a cluster.
+    """Returns strings that describe a value, by name. A frozen value such as a planner or a cluster gives one per field.
 
-    Equal values give equal strings in all processes. Addresses in the reprs of other packages' objects are left out.
+    Equal values give equal strings in all processes. The memory addresses in the reprs of other packages' objects are left out.
     """
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         return {name: _text(value)}

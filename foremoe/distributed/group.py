@@ -1,6 +1,6 @@
-"""`Group`: communication between the ranks of one EP group, as processes (torch.distributed) or as threads of one process.
+"""`Group`: communication between the ranks of one EP group, which are processes (torch.distributed) or threads of one process.
 
-A group does not transfer weights. Transfer backends do.
+A group does not transfer weights. Transfer backends do this.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _HEAD_BYTES = 256
 class Group(abc.ABC):
     """Ranks of one EP group.
 
-    Every method except `report` is collective, so all ranks must call it in the same order. Every wait has a timeout. If a rank
-    does not answer within `timeout_s`, or has reported a failure, the others raise a `TransferError` that names it.
+    Every method except `report` is collective, so all ranks must call these methods in the same order. Every wait has a timeout.
+    If a rank does not answer within `timeout_s` or has reported a failure, the other ranks raise a `TransferError` that names it.
 
     Attributes:
         rank: Number of this rank, from 0.
         size: Number of ranks.
-        timeout_s: Timeout for another rank in seconds.
+        timeout_s: Timeout in seconds for an answer from another rank.
     """
 
     rank: int
@@ -53,42 +53,42 @@ class Group(abc.ABC):
 
     @abc.abstractmethod
     def gather(self, value: Any) -> list[Any]:
-        """Gathers a value from every rank over the control channel, which remains usable when a backend fails.
+        """Gathers a value from every rank over the control channel, which remains usable when a transfer backend fails.
 
         Processes can gather all types that `messages.encode` supports: plain values, lists, tuples, dicts with string keys,
-        bytes, and arrays of numbers. Threads get the same object.
+        bytes, and arrays of numbers. Threads get the object itself.
 
         Raises:
             InputError: The type of the value is not supported by `messages.encode`.
-            TransferError: A rank did not answer, or its message cannot be read.
+            TransferError: A rank did not answer, or its message cannot be decoded.
         """
 
     @abc.abstractmethod
     def report(self, message: str) -> None:
-        """Reports that this rank ends the step, so that the others can name the reason. Not collective, and never raises."""
+        """Reports that this rank ends the step, so that other ranks can name the reason. Not collective. Never raises."""
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Releases the resources of this object."""
+        """Releases all resources of this object."""
 
     def barrier(self) -> None:
-        """Returns after all ranks have called it."""
+        """Waits until all ranks have called this method."""
         self.gather(None)
 
 
 class TorchGroup(Group):
     """Group of ranks that are processes.
 
-    Control messages use a separate gloo group, because they must arrive even if NCCL fails.
+    Control messages use a separate gloo group because they must arrive even if NCCL fails.
 
     Args:
-        process_group: Process group of the EP group, with any backend (gloo, NCCL). Defaults to all ranks.
-        timeout_s: Timeout for another rank in seconds, here and in every exchange. It also limits the time that a rank may
-            compute between two exchanges. With NCCL, NCCL's own watchdog limits the exchange of tokens instead.
+        process_group: Process group of the EP group, with any backend (gloo or NCCL). Defaults to all ranks.
+        timeout_s: Timeout in seconds for another rank, here and in every exchange. It also limits the time that a rank may
+            compute between two exchanges. If tokens are exchanged with NCCL, NCCL's watchdog limits this exchange instead.
 
     Raises:
         InputError: torch.distributed has no process group.
-        TransferError: A rank did not join this group within `timeout_s`, or has died.
+        TransferError: A rank has died or did not join this group within `timeout_s`.
     """
 
     _watcher: Watcher | None = None
@@ -142,13 +142,13 @@ class TorchGroup(Group):
     def private_gloo(self) -> ProcessGroupGloo:
         """Creates a new gloo group of the same ranks for private messages. It ends with its last reference. Collective.
 
-        torch is not used, because it names groups by their ranks, and would look for the ports of an earlier, closed group.
+        It does not use torch's function for this, which names groups by their ranks and would look for an earlier group's ports.
         """
         limit = timedelta(seconds=self.timeout_s)
         return self._roll.connect(lambda store: ProcessGroupGloo(store, self.rank, self.size, limit), self.timeout_s)
 
     def private_store(self) -> PrefixStore:
-        """Creates a private part of the store that links the ranks, after all ranks have called this. Collective."""
+        """Returns a private part of the store that links the ranks, once all ranks have called this method. Collective."""
         return self._roll.meet(self.timeout_s).store()
 
     def report(self, message: str) -> None:
@@ -156,7 +156,7 @@ class TorchGroup(Group):
 
     @contextlib.contextmanager
     def watched(self, process_group: dist.ProcessGroup | None = None) -> Iterator[None]:
-        """Watches a block that may wait in collectives of `process_group` or of this group. See `Watcher`. Not collective."""
+        """Watches a block that may wait in collectives of `process_group` or this group (see `Watcher`). Not collective."""
         self._watcher = self._watcher or Watcher(self._roll)
         with self._watcher.inside(process_group or self.process_group):
             yield
@@ -266,17 +266,17 @@ class _Board:
 
 
 def as_group(group: Group | dist.ProcessGroup | None) -> Group:
-    """Returns `group` itself, or a `TorchGroup` around a process group. None means all ranks."""
+    """Returns `group` if it is a `Group`, or else a `TorchGroup` around the process group. None means all ranks."""
     return group if isinstance(group, Group) else TorchGroup(group)
 
 
 def first_fault(faults: Sequence[str]) -> str:
-    """Returns the first fault of any rank as a message for all ranks, or an empty string."""
+    """Returns the first fault that a rank has found, as a message for all ranks, or an empty string."""
     return next((f"rank {g}: {fault}" for g, fault in enumerate(faults) if fault), "")
 
 
 def make_on_all(group: Group, make: Callable[[], T]) -> T:
-    """Calls `make` and returns its result. An `InputError` on one rank is raised on all ranks. Collective."""
+    """Calls `make` and returns its result. If it raises an `InputError` on one rank, all ranks raise it. Collective."""
     fault: InputError | None = None
     try:
         made = make()
@@ -290,7 +290,7 @@ def make_on_all(group: Group, make: Callable[[], T]) -> T:
 
 @contextlib.contextmanager
 def reporting(group: Group) -> Iterator[None]:
-    """Reports an exception in the block to the other ranks, so that none waits. Ignores `InputError`, which all ranks raise."""
+    """Reports an exception in the block to other ranks, so that none waits. Ignores `InputError`, which all ranks raise."""
     try:
         yield
     except InputError:

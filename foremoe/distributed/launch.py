@@ -1,4 +1,4 @@
-"""Starts ranks with torchrun's elastic launcher, and converts their failures to errors."""
+"""Starts ranks with torchrun's elastic launcher and converts their failures to errors."""
 
 import contextlib
 import logging
@@ -18,8 +18,8 @@ from foremoe.base.errors import TransferError
 def start_ranks(rank: Callable[..., Any], args: tuple[Any, ...], num_ranks: int, what: str) -> dict[int, Any]:
     """Calls ``rank(*args)`` in `num_ranks` processes on this machine and returns the results by rank.
 
-    `rank` must be a module-level function. The environment variables needed to join a process group are set. If a rank fails or
-    dies, the others are stopped, and a `TransferError` names the rank and the task `what`.
+    `rank` must be a module-level function. The environment variables that it needs to join a process group are set. If a rank
+    fails or dies, the other ranks are stopped, and a `TransferError` names the failed rank and the task `what`.
     """
     config = LaunchConfig(
         min_nodes=1, max_nodes=1, nproc_per_node=num_ranks, run_id=f"foremoe-{what}-{uuid.uuid4().hex[:8]}", rdzv_backend="c10d",

@@ -1,8 +1,9 @@
-"""Messages between ranks: plain values as JSON, followed by raw arrays and bytes. Content is never executed.
+"""Messages between ranks: plain values as JSON, followed by raw arrays and bytes. Their content is never executed.
 
-A message consists of the size of its JSON (uint32, little-endian), the JSON, and the bytes of its arrays and byte strings in the
-order in which the JSON lists them. None, booleans, integers, floats, strings and lists represent themselves. Other values are
-objects with a single key: ``tuple``, ``dict``, ``array`` (dtype and shape) or ``bytes`` (their number).
+A message consists of the size of its JSON (uint32, little-endian), the JSON, and the bytes of its arrays and byte strings. These
+bytes are in the order in which the JSON lists the arrays and strings. None, booleans, integers, floats, strings and lists are
+written as in JSON. All other values are written as objects with a single key: ``tuple``, ``dict``, ``array`` (with dtype and
+shape) or ``bytes`` (with their number).
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ def encode(value: Any) -> bytes:
     """Encodes a value as a message.
 
     Args:
-        value: None, bool, int, float, str, bytes, a numpy array of integers or floating-point numbers, or a list, tuple or dict
-            with string keys of these.
+        value: None, bool, int, float, str, bytes, or a numpy array of integers or floating-point numbers. It can also be a list,
+            a tuple or a dict (with string keys) of such values.
 
     Raises:
-        InputError: The value contains another type, or takes more than `MAX_BYTES`.
+        InputError: The value contains an object of another type or takes more than `MAX_BYTES`.
     """
     blobs: list[Any] = []
     text = _to_json(_marked(value, blobs)).encode()
@@ -41,10 +42,10 @@ def encode(value: Any) -> bytes:
 
 
 def decode(data: memoryview | bytes, rank: int) -> Any:
-    """Decodes a message. Arrays are copies.
+    """Decodes a message. The returned arrays are copies.
 
     Raises:
-        TransferError: The message was not encoded by `encode`. The error names `rank`, the sender.
+        TransferError: The message was not written by `encode`. The error names `rank`, the sender.
     """
     try:
         return _Reader(data).value()

@@ -1,7 +1,7 @@
-"""Joint planning by all ranks of an EP group. Every layer is planned by one rank, and the plan is shared.
+"""Joint planning by all ranks of an EP group. Each layer is planned by one rank, and all ranks get the whole plan.
 
-Each rank receives the counts of all sources for its own layers, plans these layers, expands the split of every source, and sends
-each source its part. No rank needs the counts of all layers from all sources.
+Each rank receives the counts of all sources for the layers that it plans. It plans them, computes the split of every source, and
+sends each source its part. No rank needs the counts of all layers from all sources.
 """
 
 import dataclasses
@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PlanningTask:
-    """Planning task without the counts, with the fields of `Problem`. It must be the same on all ranks."""
+    """Planning task: the fields of `Problem` except for the counts. It must be the same on all ranks."""
 
     model: Model
     cluster: Cluster
@@ -56,7 +56,7 @@ class PlanningTask:
     home_LE: Array | None = None
 
     def problem(self, workload: Workload, layers: Array) -> Problem:
-        """Returns the problem of the given layers, with the counts of `workload`."""
+        """Returns the problem of the given layers with the counts of `workload`."""
         return Problem.of(
             workload, self.cluster, redundant=self.redundant, model=self.model, cost=self.cost, slot_depth=self.slot_depth,
             schedule=self.schedule.cut(L=layers), replicas=self.replicas,
@@ -66,7 +66,7 @@ class PlanningTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Planned:
-    """Plan of all layers, split of this source, and seconds that this rank spent."""
+    """Plan of all layers, the split of this source, and the seconds that this rank spent on planning."""
 
     plan: Plan
     split_MLP: Array  # int32, pairs that this source sends to every slot
@@ -84,9 +84,9 @@ def plan_together(
 ) -> Planned:  # fmt: skip
     """Plans a stage from this source's integer counts `load_MLE` and `tokens_M`. Collective.
 
-    Messages use memory of `device`, which must be the rank's GPU for NCCL. If planning fails on any rank, all ranks raise an
-    `InputError` with the reason. The planner may fail, return an invalid plan, or take longer than `plan_limit_s` seconds, after
-    which it is cancelled.
+    Messages use memory of `device`, which must be the rank's GPU if the group uses NCCL. If planning fails on any rank, all ranks
+    raise an `InputError` with the reason. Planning fails if the planner raises an error, returns an invalid plan, or takes longer
+    than `plan_limit_s` seconds, after which it is cancelled.
     """
     with reporting(group):
         begin = time.perf_counter()
@@ -118,7 +118,7 @@ def homes_together(
     group: Group, planner: Planner, tasks: Sequence[PlanningTask], loads_MLE: Sequence[Array], tokens_M: Sequence[Array], *,
     device: torch.device | None = None, num_threads: int | None = None,
 ) -> Array:  # fmt: skip
-    """Returns the homes for a step of stages, int32 [L, E], like `Planner.homes`. One rank plans each layer. Collective."""
+    """Returns the homes for the stages of a step, int32 [L, E], like `Planner.homes`. One rank plans each layer. Collective."""
     _, L, E = loads_MLE[0].shape
     layers_G = _layers_by_rank(L, group.size)
     mine = layers_G[group.rank]

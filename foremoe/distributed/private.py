@@ -1,4 +1,4 @@
-"""Private groups of the same ranks, for another thread or communicator, with separate messages and reports."""
+"""Private groups of the same ranks for another thread or communicator. Their messages and reports are separate."""
 
 from datetime import timedelta
 from functools import partial
@@ -12,9 +12,9 @@ from foremoe.distributed.group import Group, ThreadGroup, TorchGroup
 
 
 def private_group(group: Group, device: torch.device) -> tuple[Group, torch.device]:
-    """Returns a group of the same ranks for another thread, and the device of tensors in its exchanges. Collective.
+    """Returns a group of the same ranks for another thread, and the device on which its tensors must be. Collective.
 
-    Between processes, exchanges use NCCL if `device` is a GPU and the group has NCCL, and otherwise gloo.
+    Exchanges between processes use NCCL if `device` is a GPU and the group has NCCL. Otherwise they use gloo.
 
     Raises:
         InputError: The group is neither a `TorchGroup` nor a `ThreadGroup`.

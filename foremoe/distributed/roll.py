@@ -1,4 +1,4 @@
-"""`Roll`: records in the store that links a group's ranks which ranks have arrived, failed, or are alive."""
+"""`Roll`: record of which ranks of a group have arrived, have failed or are alive. It is kept in the ranks' common store."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ALIVE_S = 2.0  # within this time, every rank that is alive also waits and chec
 
 
 class Roll:
-    """Roll of one group on one rank. Only `meet` and `connect` are collective.
+    """The roll of a group as used by one rank. Only `meet` and `connect` are collective.
 
     Args:
         client: Client of the store.
@@ -38,17 +38,17 @@ class Roll:
         self._num_parts = 0
 
     def ask(self, question: Callable[[Any], T], patience_s: float = ANSWER_S) -> T:
-        """Queries this group's part of the store. See `StoreClient.ask`."""
+        """Asks this group's part of the store a question, as `StoreClient.ask` does."""
         return self.client.ask(lambda store: question(PrefixStore(self.name, store)), patience_s)
 
     def meet(self, timeout_s: float) -> Roll:
-        """Creates a roll of the same ranks in a new part of the store after all ranks have arrived. Collective.
+        """Creates a roll of the same ranks in a new part of the store, once all ranks have arrived. Collective.
 
         A communicator that uses the new part never waits for a rank that will not arrive.
 
         Raises:
-            TransferError: A rank did not arrive within `timeout_s` or reported a failure, or the store is lost. The error names
-                the rank, and is reported.
+            TransferError: A rank did not arrive within `timeout_s`, a rank reported a failure, or the store is lost. The error
+                names the rank and is reported to the other ranks.
         """
         self._num_parts += 1
         part = Roll(self.client, f"{self.name}/private/{self._num_parts}", self.rank, self.ranks)
@@ -63,9 +63,9 @@ class Roll:
             raise self.without_store("set up their group", lost) from lost
 
     def connect(self, make: Callable[[PrefixStore], T], timeout_s: float) -> T:
-        """Creates a communicator that finds its peers in a new part of the store, after all ranks have arrived.
+        """Creates a communicator that finds its peers in a new part of the store, once all ranks have arrived.
 
-        torch's own waits for the store have no timeout, so `make` runs in a thread.
+        `make` runs in a thread, because torch waits for the store without a timeout.
         """
         part, begin = self.meet(timeout_s), time.monotonic()
         made: Future[T] = call_in_thread(lambda: make(part.store()), "connect")
@@ -86,7 +86,7 @@ class Roll:
         return communicator
 
     def store(self) -> PrefixStore:
-        """Returns the group's part of the store, for creating a communicator. torch's waits for it have no timeout."""
+        """Returns the group's part of the store for creating a communicator. torch waits for this store without a timeout."""
         return PrefixStore(self.name, self.client.store)
 
     def come(self) -> None:
@@ -94,12 +94,12 @@ class Roll:
         self.ask(lambda store: store.set(f"here/{self.rank}", ""))
 
     def all_came(self, left_s: float = ANSWER_S) -> bool:
-        """Returns whether all ranks have arrived."""
+        """Returns True if all ranks have arrived."""
         here_G = [f"here/{g}" for g in range(self.size)]
         return bool(self.ask(lambda store: store.check(here_G), max(left_s, ANSWER_S)))
 
     def missing(self) -> list[int]:
-        """Returns the ranks that have not arrived or, if there are none, those that arrived and left."""
+        """Returns the ranks that never arrived or, if there are none, the ranks that arrived and left again."""
 
         def read(store: Any) -> list[int]:
             absent = [g for g in range(self.size) if not store.check([f"here/{g}"])]
@@ -108,12 +108,12 @@ class Roll:
         return self.ask(read)
 
     def leave(self) -> None:
-        """Announces that this rank stops waiting. Other ranks must not continue with it, or blame it for missing ranks."""
+        """Announces that this rank stops waiting. Other ranks must neither continue with it nor blame it for missing ranks."""
         self.ask(lambda store: store.set(f"left/{self.rank}", ""))
         self.ask(lambda store: store.delete_key(f"here/{self.rank}"))
 
     def late(self, ranks: Sequence[int], timeout_s: float) -> TransferError:
-        """Returns and reports the error for late ranks. Without the report, those that arrive later would also wait."""
+        """Returns and reports the error for late ranks. Without the report, the late ranks would also wait when they arrive."""
         error = silent(ranks, "come to set up the group", timeout_s)
         self.report(str(error))
         return error
@@ -131,7 +131,7 @@ class Roll:
             return
 
     def reported(self) -> bool:
-        """Returns whether a rank has reported a failure. Returns False if the store does not answer at once."""
+        """Returns True if a rank has reported a failure, and False if none has or the store does not answer at once."""
         try:
             return self.ask(lambda store: bool(store.check(["reported"])), _LOOK_S / 2)
         except StoreLost:  # waits will end at their own timeouts
@@ -150,12 +150,12 @@ class Roll:
         return self.ask(read)
 
     def end_if_reported(self) -> None:
-        """Raises an error with the reports of ranks if there are any."""
+        """Raises an error with the reports of ranks if any rank has reported a failure."""
         if self.reported() and (reports := self.reports()):
             raise ended_by(reports)
 
     def blame(self, verb: str, waited_s: float | None, error: Exception) -> TransferError:
-        """Returns the error of a failed exchange, from other ranks' reports or from the ranks that are missing after two seconds.
+        """Returns the error of a failed exchange. It names the ranks that report a failure or are missing after two seconds.
 
         `waited_s` is None if the exchange ended before its timeout.
         """
@@ -175,7 +175,7 @@ class Roll:
         return ended_by(reported) if reported else silent(tuple(sorted(mute)), verb, waited_s, torch_reason(error))
 
     def without_store(self, verb: str, lost: StoreLost, why: str = "") -> TransferError:
-        """Returns the error for a store that does not answer, with the name of its host."""
+        """Returns the error for a store that does not answer. The error names the store's host."""
         host, words = self.client.host()
         if host is not None:
             words = f"rank {self.ranks.index(host)}, {words}" if host in self.ranks else f"rank {host} of all ranks, {words}"
@@ -185,10 +185,10 @@ class Roll:
 
 
 def meet_afresh(client: StoreClient, rank: int, ranks: Sequence[int], timeout_s: float) -> Roll:
-    """Returns the roll of a new group, under a unique name, after all its ranks have arrived. Collective.
+    """Returns the roll of a new group with a unique name, once all its ranks have arrived. Collective.
 
-    The first rank chooses the name. It does not depend on the state of a process, because a rank may have been replaced, or may
-    have missed or abandoned an earlier group.
+    The first rank chooses the name. The name cannot depend on what a process remembers, because a rank may have been replaced or
+    may have missed or abandoned an earlier group.
 
     Raises:
         TransferError: As in `Roll.meet`.
@@ -256,14 +256,14 @@ def _pauses(timeout_s: float) -> Iterator[float]:
 
 
 def ended_by(reports: dict[int, str]) -> TransferError:
-    """Returns the error of a step that other ranks have ended, with their reports."""
+    """Returns the error for a step that other ranks have ended. It contains their reports."""
     ranks = tuple(sorted(reports))
     why = "; ".join(f"rank {g}: {reports[g]}" for g in ranks)
     return TransferError(f"the step was ended by another rank ({why})", ranks)
 
 
 def silent(ranks: Sequence[int], verb: str, waited_s: float | None, why: str = "") -> TransferError:
-    """Returns the error for missing ranks, which may be unknown. `waited_s` is None if a connection broke before the timeout."""
+    """Returns the error for missing ranks, if known. `waited_s` is None if a connection broke before the timeout."""
     who = f"rank {', '.join(map(str, ranks))}" if ranks else "a rank"
     lack = f"broke off and did not {verb}" if waited_s is None else f"did not {verb} within {waited_s:.1f} s"
     lack += f" ({why})" if why else ""
@@ -271,5 +271,5 @@ def silent(ranks: Sequence[int], verb: str, waited_s: float | None, why: str = "
 
 
 def timed_out(error: Exception) -> bool:
-    """Returns whether torch reports a timeout. torch counts whole milliseconds, so it may end a few of them early."""
+    """Returns True if torch reports a timeout. torch counts whole milliseconds, so its timeouts may end a few of them early."""
     return re.search("tim(ed |e)out", str(error), re.IGNORECASE) is not None

@@ -1,6 +1,6 @@
 """`StoreClient`: client of the store that links the ranks, with its own connection and thread, so that every query has a timeout.
 
-torch's own clients wait forever for a host that is stopped, or whose connection was dropped rather than closed.
+torch's own clients wait forever if the host is stopped or if its connection was dropped instead of closed.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ ANSWER_S = 4.0  # timeout of a query; a working store answers within millisecond
 
 
 class StoreLost(Exception):
-    """The store does not answer or is gone. The message is a predicate that follows the name of its host."""
+    """Error for a store that does not answer or is gone. The message is a predicate whose subject is the store's host."""
 
 
 class StoreClient:
-    """Client of a store. `client_of` creates one per store and process. Its thread ends with the last reference to it.
+    """Client of a store. `client_of` creates one per store and process. The client's thread ends with the last reference to it.
 
     Attributes:
         store: torch's own connection, for creating communicators.
@@ -44,10 +44,10 @@ class StoreClient:
         weakref.finalize(self, _end, self._calls, self._thread)
 
     def ask(self, question: Callable[[Any], T], patience_s: float = ANSWER_S) -> T:
-        """Calls `question` with the store in the thread and returns its result. `question` must not wait for another rank.
+        """Calls `question` with the store in the client's thread and returns the result. `question` must not wait for a rank.
 
         Args:
-            patience_s: Time in seconds within which the store must answer this or an earlier call.
+            patience_s: Time in seconds within which the store must have answered this call or an earlier one.
 
         Raises:
             StoreLost: The store did not answer in time, or the connection broke.
@@ -67,7 +67,7 @@ class StoreClient:
             raise StoreLost(f"is gone ({torch_reason(error)})") from error
 
     def host(self) -> tuple[int | None, str]:
-        """Returns the rank of the store's host, if it is known, and a description of the host."""
+        """Returns the rank of the store's host, or None if it is not known, and a description of the host."""
         store = self.store
         while hasattr(store, "underlying_store"):
             store = store.underlying_store
@@ -87,7 +87,7 @@ _lock = threading.Lock()
 
 
 def client_of(store: Any) -> StoreClient:
-    """Returns the client of one of torch's stores, for all groups of this process."""
+    """Returns the client of one of torch's stores. All groups of this process share it."""
     with _lock:
         client = _clients.get(id(store))
         if client is None:
@@ -119,5 +119,5 @@ def _end(calls: SimpleQueue[_Call | None], thread: threading.Thread) -> None:
 
 
 def torch_reason(error: Exception) -> str:
-    """Returns torch's message of a failed exchange, without source position and advice."""
+    """Returns torch's message about a failed exchange without the source position and the advice."""
     return re.sub(r"^\[\S*\] ", "", first_line(error)).partition(". ")[0]

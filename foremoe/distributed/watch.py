@@ -1,4 +1,4 @@
-"""`Watcher`: detects that a rank has ended the step, and ends waits of this process outside foremoe."""
+"""`Watcher`: detects that a rank has ended the step and ends this process's waits outside foremoe."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _OWN_TAG = 2**31 - 7  # not used otherwise, because a pending message of another
 
 
 class Watcher:
-    """Checks every second, in a separate thread, whether a rank of a group has reported a failure, and logs it.
+    """Checks every second, in a separate thread, whether a rank of a group has reported a failure, and logs the report.
 
-    If this rank is `inside` a block at that time and two seconds later, it may be waiting in a collective outside
-    foremoe. Its connections are then closed, so that the collective raises. The thread ends with the last reference to
-    this object.
+    If this rank is `inside` a block when the report is found and still is two seconds later, it may be waiting in a collective
+    outside foremoe. The rank's connections are then closed, so that the collective raises an error. The thread ends with the last
+    reference to this object.
 
     Args:
         roll: Roll of the group.
@@ -44,9 +44,9 @@ class Watcher:
 
     @contextlib.contextmanager
     def inside(self, process_group: dist.ProcessGroup) -> Iterator[None]:
-        """Watches a block that may wait in collectives of a process group, or of any other group except that of all ranks.
+        """Watches a block that may wait in collectives of a process group or of any other group except the group of all ranks.
 
-        If torch raises after another rank's report, the exception becomes a `TransferError` with that rank and its reason.
+        If torch raises an exception after another rank's report, it is converted to a `TransferError` with that rank and reason.
         """
         self._inside.enter(process_group)
         try:
@@ -85,7 +85,7 @@ class _Inside:
 
 
 def heard_by(roll: Roll) -> dict[int, str]:
-    """Returns the reports of other ranks, or none if the store does not answer at once."""
+    """Returns the reports of other ranks, or an empty mapping if the store does not answer at once."""
     try:
         reports = roll.reports() if roll.reported() else {}
     except StoreLost:
@@ -121,7 +121,7 @@ def _with_others(group: dist.ProcessGroup) -> list[Any]:
 
 
 def end_waits(group: Any) -> bool:
-    """Ends the waits of this process in a process group, which becomes unusable. Returns False if the backend cannot do this."""
+    """Ends this process's waits in a process group, which becomes unusable. Returns False if the backend cannot do this."""
     ended = False
     for device in ("cpu", "cuda"):
         with contextlib.suppress(RuntimeError):  # the device has no backend, or the backend cannot do this
@@ -138,7 +138,7 @@ def end_waits(group: Any) -> bool:
 def cut_gloo(link: Any) -> None:
     """Ends all operations in flight on a gloo group.
 
-    gloo's `abort` does nothing, but gloo closes all connections when it waits in vain for a single message.
+    gloo's `abort` does nothing, but gloo closes all connections when its wait for a single message times out.
     """
     for g in range(link.size()):
         with contextlib.suppress(RuntimeError):

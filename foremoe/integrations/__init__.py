@@ -1,4 +1,4 @@
-"""Adapters for training frameworks. Each imports its framework on first use."""
+"""Adapters for training frameworks. Each adapter imports its framework on first use."""
 
 from foremoe.base.lazy import lazy
 

@@ -1,4 +1,4 @@
-"""Advice, logged once per job, if another number of redundant slots or other homes would be better."""
+"""Advice about the number of redundant slots and the homes. It is logged once per job if another choice would be better."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class SlotAdvice:
         self._said = False
 
     def say(self, problem: Problem | None) -> None:
-        """Takes a planned problem, or None. Computes and logs advice in a separate thread, so that no stage waits for it."""
+        """Takes a planned problem, or None. A separate thread computes and logs the advice, so that no stage waits for it."""
         # With the objective "balance", time does not matter.
         if self._said or problem is None or problem.stage != "update" or problem.cost.objective != "time":
             return
@@ -47,9 +47,9 @@ def _say(problem: Problem) -> None:
 
 
 def better_slots(choice: SlotChoice, problem: Problem) -> str:
-    """Returns a sentence that compares the best number of slots with the current one, or an empty string.
+    """Returns a sentence that compares the best number of slots with the current number, or an empty string.
 
-    The string is empty if both are equal, or if the current number was not tried.
+    The string is empty if both numbers are equal or if the current number was not tried.
     """
     tried = {option.redundant: option for option in choice.options}
     best, now = tried[choice.redundant], tried.get(problem.R)
@@ -63,7 +63,7 @@ def better_slots(choice: SlotChoice, problem: Problem) -> str:
 
 
 def better_homes(choice: SlotChoice) -> str:
-    """Returns a sentence about homes that save at least 1 % of the stage, exchange included, or an empty string."""
+    """Returns a sentence about homes that save at least 1 % of the stage, including their exchange, or an empty string."""
     problem, trainer = choice.problem, Trainer()
     home_LE = Planner(home=HOMES).homes(problem, num_threads=1)
     now_s = next(option.stage_s for option in choice.options if option.redundant == choice.redundant)

@@ -1,4 +1,4 @@
-"""Compilation of kernels before the first stage, by one rank per host, from whose cache the other ranks load them."""
+"""Compilation of kernels before the first stage. One rank per host compiles, and the other ranks load from its cache."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _ready = False  # whether this process has compiled the kernels
 
 
 def compile_in_turn(process_group: Any, *, group_timeout_s: float = 300.0, compile_limit_s: float = 1800.0) -> float:
-    """Compiles the kernels of planning if necessary. Collective over the ranks of the group.
+    """Compiles the kernels for planning if necessary. Collective over the ranks of the group.
 
     Args:
         process_group: Ranks that plan together.
-        group_timeout_s: Seconds to wait for all ranks to arrive.
-        compile_limit_s: Seconds to wait for ranks that compile.
+        group_timeout_s: Timeout in seconds for all ranks to arrive.
+        compile_limit_s: Timeout in seconds for ranks that compile.
 
     Returns:
-        Seconds that this rank compiled and waited, or 0 if all ranks were ready.
+        Seconds that this rank spent compiling and waiting, or 0 if all ranks had the kernels already.
     """
     global _ready
     begin_s = time.perf_counter()

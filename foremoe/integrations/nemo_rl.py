@@ -1,8 +1,8 @@
-"""foremoe inside NeMo-RL, without a fork. One command runs NeMo-RL's own program, and one setting enables foremoe::
+"""foremoe inside NeMo-RL, without a fork of it. One command runs NeMo-RL's own program, and one setting enables foremoe::
 
     python -m foremoe.integrations.nemo_rl examples/run_grpo.py --config ... +policy.foremoe.redundant=1
 
-Requires ``policy.router_replay.enabled=true``. The log-prob and update passes follow plans.
+This requires ``policy.router_replay.enabled=true``. The log-prob and update passes then follow plans.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ OURS = "foremoe.integrations.nemo_rl_worker.MegatronPolicyWorker"
 
 
 def register() -> None:
-    """Selects foremoe's Megatron worker if the config has ``policy.foremoe``. Call it in the driver before the policy exists."""
+    """Makes NeMo-RL use foremoe's worker if the config has ``policy.foremoe``. Call it in the driver before the policy exists."""
     from nemo_rl.distributed.ray_actor_environment_registry import ACTOR_ENVIRONMENT_REGISTRY
     from nemo_rl.models.policy import lm_policy
 
@@ -44,7 +44,7 @@ def register() -> None:
 
 
 def settings_of(config: Any) -> Settings:
-    """Reads the settings in NeMo-RL's ``policy``, before there is a worker or a model.
+    """Reads foremoe's settings from NeMo-RL's ``policy`` before there is a worker or a model.
 
     Raises:
         InputError: A setting is invalid, or foremoe cannot run with one of NeMo-RL's settings.
@@ -65,7 +65,7 @@ def settings_of(config: Any) -> Settings:
 
 
 def override(name: str, value: Any) -> str:
-    """Returns Megatron's option `name` with `value` in the form of NeMo-RL's command."""
+    """Formats Megatron's option `name` with the value `value` as it is written in NeMo-RL's command."""
     return hydra("++policy.megatron_cfg.")(*(("fp8_cfg.enabled", False) if name == "fp8" else (name, value)))
 
 
@@ -73,7 +73,7 @@ def install(config: Any) -> Callable[[Any], Any]:
     """Makes the Megatron worker of this process follow plans. `config` is NeMo-RL's ``policy``.
 
     Returns:
-        A function that the worker calls with its model after it is built.
+        A function that the worker must call with its model as soon as the model is built.
     """
     settings = settings_of(config)
     if not (config.get("router_replay") or {}).get("enabled"):
@@ -89,12 +89,12 @@ def install(config: Any) -> Callable[[Any], Any]:
 
 
 def routing_of(call: dict[str, Any]) -> list[Array] | None:
-    """Returns the routing that NeMo-RL will replay in a call, in the order of NeMo-RL's own code.
+    """Returns the routing that NeMo-RL will replay in a call, arranged as by NeMo-RL's own code.
 
-    This forms all micro-batches at once, although NeMo-RL forms one at a time.
+    This function forms all micro-batches at once, whereas NeMo-RL forms one at a time.
 
     Returns:
-        Experts int16 [T, L, K] per micro-batch, with -1 for tokens whose routing is unknown, or None for passes without replay.
+        The experts, int16 [T, L, K] per micro-batch, with -1 for tokens whose routing is unknown. None for passes without replay.
     """
     if not call["forward_step_func"].keywords["use_router_replay"]:
         return None

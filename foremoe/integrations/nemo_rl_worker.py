@@ -1,4 +1,4 @@
-"""NeMo-RL's Megatron worker with foremoe, which Ray creates instead of NeMo-RL's own."""
+"""NeMo-RL's Megatron worker with foremoe. Ray creates this worker instead of NeMo-RL's own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from foremoe.integrations.nemo_rl import install
 
 @ray.remote(runtime_env=get_runtime_env_for_policy_worker("megatron_policy_worker"))
 class MegatronPolicyWorker(MegatronPolicyWorkerImpl):  # type: ignore[misc]
-    """Worker that behaves like NeMo-RL's own, whose class is a Ray actor and cannot be subclassed."""
+    """Worker that behaves like NeMo-RL's own. It derives from the implementation, because a Ray actor cannot be subclassed."""
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         attach_to = install(config)

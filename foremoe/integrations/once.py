@@ -1,4 +1,4 @@
-"""Warnings about settings without effect, logged once per process even if it creates several engines."""
+"""Warnings about settings that have no effect. Each is logged once per process, even if the process creates several engines."""
 
 from __future__ import annotations
 

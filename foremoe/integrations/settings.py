@@ -1,4 +1,4 @@
-"""Settings of Megatron's `attach` and of the trainers' adapters, each declared and checked in one place."""
+"""Settings of Megatron's `attach` and of the trainers' adapters. Each setting is declared and checked in one place."""
 
 from __future__ import annotations
 
@@ -22,23 +22,25 @@ from foremoe.transfer.settings import EngineSettings, seconds
 
 @dataclass(frozen=True, kw_only=True)
 class AttachSettings(EngineSettings):
-    """Settings of `foremoe.integrations.megatron.attach`. Each may be a string, as in YAML or on a command line.
+    """Settings of `foremoe.integrations.megatron.attach`. Each value may be given as a string, as in YAML or on a command line.
 
     Attributes:
-        redundant: Redundant slots per rank, R. If 0, stages run as without foremoe, and metrics show the gain of 1 and 2 slots.
-        planner: Planner, given as a `Planner`, a strategy's name, a solver expression, or ``module:name``.
-        cost: Cost model, given as a `CostModel` or as its objective: "time", or "balance" for even loads at any cost.
-        slot_depth: Number of buffers per slot, in one ring for all layers. See `foremoe.Problem`.
+        redundant: Redundant slots per rank, R. If 0, stages run as without foremoe, and metrics show what 1 and 2 slots would
+            gain.
+        planner: Planner, given as a `Planner`, the name of a strategy, a solver expression, or ``module:name``.
+        cost: Cost model, given as a `CostModel` or as an objective: "time", or "balance" for even loads at any cost.
+        slot_depth: Number of buffers per slot. One ring holds the buffers for all layers. See `foremoe.Problem`.
         replicas: "any" to allow replicas anywhere, or "node" to keep them inside their home's node.
         cluster: Cluster of the EP group, or the path of its TOML file. Defaults to the figures of the 8xh100 preset, with the
-            ranks' real hosts as nodes. Dispatch follows the model's dispatcher. Figures are uncalibrated unless the cluster
-            states otherwise.
-        group_timeout_s: Timeout in seconds for another rank, in messages and while groups are created. It must exceed the time
-            that one rank spends on a checkpoint.
-        spare: Maximum number of unknown tokens of a rank in a known row. Each takes a place at every expert. With more unknown
-            tokens, the row exchanges counts.
-        route_bytes: Limit of host memory per rank for routes of known rows in bytes. Rows beyond the limit exchange counts.
-        plan_limit_s: Limit of a rank's planning time in seconds, beyond which all ranks fail, or None for no limit.
+            ranks' real hosts as nodes. The kind of dispatch follows the model's dispatcher. Figures count as uncalibrated unless
+            the cluster says otherwise.
+        group_timeout_s: Timeout in seconds for another rank, both for messages and for the creation of groups. It must be longer
+            than the time that one rank spends on a checkpoint.
+        spare: Maximum number of unknown tokens that a rank may have in a known row. Each unknown token takes a place at every
+            expert. If a rank has more of them, the row exchanges counts.
+        route_bytes: Limit in bytes of each rank's host memory for routes of known rows. Rows beyond the limit exchange counts.
+        plan_limit_s: Limit in seconds of a rank's planning time. If a rank takes longer, planning fails on all ranks. None means
+            no limit.
     """
 
     redundant: int = 1
@@ -68,15 +70,17 @@ class AttachSettings(EngineSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(AttachSettings):
-    """Settings of the trainers' adapters, which are the keys under ``actor_rollout_ref.actor.megatron.foremoe`` in veRL.
+    """Settings of the trainers' adapters. In veRL, they are the keys under ``actor_rollout_ref.actor.megatron.foremoe``.
 
     Attributes:
-        plan_limit_s: Limit of planning time in seconds. Longer planning is cancelled, and the stage runs at home.
-        compile_limit_s: Timeout in seconds for ranks that compile before the first stage.
+        plan_limit_s: Limit in seconds of the planning time. If planning takes longer, it is cancelled, and the stage runs at
+            home.
+        compile_limit_s: Timeout in seconds for ranks that compile kernels before the first stage.
         recompute: Whether the recompute stage follows a plan.
         update: Whether the update stage follows a plan.
-        packing: Whether to regroup micro-batches to balance their experts. See `foremoe.integrations.verl.packing`.
-        dump: Folder to which the workload (counts) of every stage is written, or None.
+        packing: Whether to regroup samples into micro-batches whose experts are better balanced. See
+            `foremoe.integrations.verl.packing`.
+        dump: Folder for files with the workload (counts) of every stage, or None to write no files.
     """
 
     plan_limit_s: float | None = 20.0

@@ -1,10 +1,10 @@
-"""foremoe inside slime, through two of slime's own arguments, without a fork::
+"""foremoe inside slime, without a fork of it, through two of slime's own arguments::
 
     --custom-megatron-init-path foremoe.integrations.slime.install
     --custom-config-path settings.yaml                                # foremoe: {redundant: 1}
 
-With ``--use-rollout-routing-replay``, the log-prob and update passes follow plans. With only ``--use-routing-replay``, only the
-update passes do.
+With ``--use-rollout-routing-replay``, the log-prob and update passes follow plans. With only ``--use-routing-replay``, the update
+passes do and the log-prob passes do not.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _logger = logging.getLogger(__name__)
 
 
 def install(args: Any) -> None:
-    """Makes the Megatron actor of this process follow plans. slime calls it with its arguments before the model is built.
+    """Makes this process's Megatron actor follow plans. slime calls this function with its arguments before it builds the model.
 
     Raises:
-        InputError: A setting is invalid, or foremoe cannot run with one of the arguments.
+        InputError: A setting is invalid, or foremoe cannot run with one of slime's arguments.
     """
     settings = Settings.of(getattr(args, "foremoe", None))
     if not args.use_routing_replay:
@@ -56,7 +56,7 @@ _ARGUMENTS = {"fp8": "--fp8-format", "fp4": "--fp4-format"}
 
 
 def argument(name: str, value: Any) -> str:
-    """Returns the part of slime's command that sets Megatron's option `name` to `value`."""
+    """Formats Megatron's option `name` with the value `value` as it is written in slime's command."""
     shown = _ARGUMENTS.get(name, "--" + name.replace("_", "-"))
     if value is None or value is False:
         return f"no {shown}"
@@ -64,10 +64,10 @@ def argument(name: str, value: Any) -> str:
 
 
 def routing_of(call: dict[str, Any]) -> list[Array] | None:
-    """Returns the routing that slime will replay in a call. slime prepares all micro-batches before the first one runs.
+    """Returns the routing that slime will replay in a call. slime prepares all micro-batches before the call.
 
     Returns:
-        Experts int16 [T, L, K] per micro-batch, or None for passes that record and for reference and teacher models.
+        The experts, int16 [T, L, K] per micro-batch. None for passes that record routing and for reference and teacher models.
     """
     stage = os.environ["ROUTING_REPLAY_STAGE"] if os.environ.get("ENABLE_ROUTING_REPLAY") == "1" else ""
     if stage not in ("replay_forward", "replay_backward"):

@@ -1,4 +1,4 @@
-"""Checks for unsupported options of Megatron-Core, in a job's settings when it starts, and in the model when attaching.
+"""Checks for unsupported options of Megatron-Core. They run on a job's settings when it starts and on the model when attaching.
 
 This module does not import Megatron-Core, because a trainer's driver may not have it.
 """
@@ -31,10 +31,10 @@ _NOT_FOLLOWED = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parallel:
-    """Sizes of a job's groups, or 1 if not known.
+    """Sizes of a job's parallel groups. A size that is not known is 1.
 
     Attributes:
-        tp: Number of tensor-parallel ranks.
+        tp: Number of tensor-parallel ranks of a layer outside experts.
         etp: Number of tensor-parallel ranks of an expert.
         pp: Number of pipeline ranks.
         vpp: Number of model chunks per pipeline rank.
@@ -47,8 +47,9 @@ class Parallel:
 
     @classmethod
     def of(cls, get: Get) -> Self:
-        """Reads the sizes from Megatron's options like `initialize_model_parallel`. By default, experts are split like the other
-        layers.
+        """Reads the sizes from Megatron's options, as `initialize_model_parallel` does.
+
+        By default, experts have the tensor parallelism of all other layers.
         """
         size = lambda name: get(name, None) or 1  # noqa: E731
         tp = size("tensor_model_parallel_size")
@@ -66,16 +67,16 @@ class Refusal:
     options: Mapping[str, Any]
 
     def error(self, write: Write | None = None) -> InputError:
-        """Returns the error, with options in the form of the trainer's command if `write` is given."""
+        """Returns the error. If `write` is given, options are formatted as in the trainer's command."""
         told = "" if write is None else "; write " + ", ".join(write(name, value) for name, value in self.options.items())
         return InputError(f"foremoe cannot be attached to this model: {self.reason}{told}.")
 
 
 def refusal_of(get: Get, parallel: Parallel) -> Refusal | None:
-    """Returns a refusal for the first unsupported option, or None if all are supported.
+    """Returns a refusal for the first unsupported option, or None if all options are supported.
 
     Args:
-        get: Function that looks options up.
+        get: Function that looks up the value of an option.
     """
     if get("moe_virtual_expert_load_balance", False):
         whole, get = get, lambda name, default: default if name in _VIRTUAL else whole(name, default)

@@ -1,11 +1,11 @@
-"""Recording of the routing of Hugging Face models without a rollout engine, while they generate or score text::
+"""Recording of the routing of Hugging Face models while they generate or score text, without a rollout engine::
 
     with foremoe.integrations.transformers.record(model) as recorded:
         model.generate(**inputs, max_new_tokens=512)
     recorded.trace().save("rollout.npz")
 
-Hooks record the output of the routers, and transformers itself is not imported. Version 5.24 is tested. Version 5.0 has no such
-router for DeepSeek-V3.
+Hooks record the outputs of the routers. This module does not import transformers itself. It is tested with transformers 5.24. In
+version 5.0, DeepSeek-V3 has no router that can be recorded.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ __all__ = ["Recording", "record"]
 def record(model: Any) -> Iterator[Recording]:
     """Records the routing of every forward pass of `model` inside the block.
 
-    Passes that continue a key-value cache, as in `generate`, belong to the batch whose first pass filled it. `attention_mask`
-    marks padding. A sequence that ends before the others of its batch is cut after its first end-of-sequence token. The last
-    sampled token has no routing, because no pass has read it.
+    A pass that continues a key-value cache, as in `generate`, belongs to the batch whose first pass filled the cache.
+    `attention_mask` marks padding. If a sequence ends before other sequences of its batch, it is cut after its first
+    end-of-sequence token. The last sampled token has no routing, because no pass has read this token.
 
     Args:
         model: A causal language model whose MoE blocks have a router (`gate` or `router`) next to their `experts`, such as
             Qwen2-MoE, Qwen3-MoE, Qwen3-Next, Mixtral, DeepSeek-V2 and V3, GLM-4.5, gpt-oss and OLMoE.
 
     Raises:
-        InputError: The model has no such router, a pass has an attention mask of more than two axes, or its cache was filled
-            outside the block.
+        InputError: The model has no such router, a pass has an attention mask with more than two axes, or a pass continues a
+            cache that was filled outside the block.
 
     Example:
         >>> with foremoe.integrations.transformers.record(model) as recorded:  # doctest: +SKIP
@@ -63,7 +63,7 @@ def record(model: Any) -> Iterator[Recording]:
 
 
 class Recording:
-    """Routing recorded by `record`."""
+    """The routing that `record` has recorded."""
 
     def __init__(self, model: Any) -> None:
         found, within = dict[int, Any](), ""
@@ -89,14 +89,14 @@ class Recording:
         self._given: tuple[Any, Any, int, int] = (None, None, 0, 0)
 
     def trace(self, lengths: Sequence[int] | None = None) -> RoutingTrace:
-        """Returns the sequences of all batches, in order.
+        """Returns a trace of the sequences of all batches, in the order in which they were recorded.
 
         Args:
-            lengths: Number of tokens of each sequence. Defaults to the tokens that the model has read. Later tokens have no
-                routing.
+            lengths: Number of tokens of each sequence. Defaults to the number of tokens that the model has read. Any further
+                tokens have no routing.
 
         Raises:
-            InputError: Nothing was recorded, or lengths do not match the recording.
+            InputError: Nothing was recorded, or `lengths` does not match the recording.
         """
         payloads = [ids_TLK for batch in self._batches for ids_TLK in batch.sequences(self._ends)]
         if not payloads:

@@ -1,4 +1,4 @@
-"""Runtime that executes a plan in plain torch: expert compute, dispatch and combine, and gradients. Requires torch."""
+"""Runtime that executes a plan in plain torch, with expert compute, dispatch, combine and gradients. Requires torch."""
 
 from foremoe.base.errors import InputError
 

@@ -1,4 +1,4 @@
-"""Activation of SwiGLU experts, forward and backward, with torch operations or as one fused Triton kernel."""
+"""Activation of SwiGLU experts and its gradient, computed either with torch operations or in one fused Triton kernel."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def swiglu(pre_YD: torch.Tensor) -> torch.Tensor:
 
 
 def swiglu_backward(pre_YD: torch.Tensor, grad_act_YF: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns act_YF, computed again, and the gradient of pre_YD."""
+    """Recomputes act_YF and returns it together with the gradient of pre_YD."""
     grad_pre_YD = torch.empty_like(pre_YD, memory_format=torch.contiguous_format)
     if fuses(pre_YD):
         act_YF = torch.empty_like(grad_act_YF, memory_format=torch.contiguous_format)

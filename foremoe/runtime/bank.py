@@ -20,22 +20,23 @@ from foremoe.transfer.base import Tensors
 class ExpertBank(nn.Module):
     """Experts at home on one rank, as a module that implements `Buffers`.
 
-    Parameters are named ``NAME_LAYER`` and hold the rank's experts by base slot, ``[B, *shape]``. Gradients are accumulated in
-    `main_grad`, in float32, or in float64 for float64 weights. After a stage with a backward pass, ``param.grad`` is that memory,
-    or a copy if dtypes differ, so any torch optimizer can step. Gradients accumulate over stages until `zero_grad`, or an
-    optimizer's ``zero_grad()`` with ``set_to_none`` (its default), drops them.
+    A parameter is named ``NAME_LAYER`` and has the shape ``[B, *shape]``, with one entry per base slot of the rank. Gradients are
+    accumulated in `main_grad`, which is float32, or float64 if the weights are float64. After a stage with a backward pass,
+    ``param.grad`` refers to this memory, or to a copy if the dtypes differ, so any torch optimizer can step. Gradients accumulate
+    over stages until they are dropped, either by `zero_grad` or by an optimizer's ``zero_grad()`` with its default,
+    ``set_to_none=True``.
 
     Args:
         rank: Rank in the EP group.
         num_ranks: Number of ranks of the EP group, which must divide `num_experts`.
-        num_buffers: Number of slot buffers for replicas, ``plan.header.num_buffers``. Each is as large as one expert.
+        num_buffers: Number of slot buffers for replicas, from ``plan.header.num_buffers``. Each buffer holds one expert.
         home_LE: Home slot g*B + b of every expert. Defaults to contiguous homes.
-        device: Device of weights and slot buffers, which cannot be moved afterwards.
-        seed: Seed of the initial weights, which depend on (seed, layer, expert) but not on the number of ranks.
-        math: Computation of the experts.
+        device: Device of the weights and slot buffers. Neither can be moved afterwards.
+        seed: Seed of the initial weights. They depend on the seed, the layer and the expert but not on the number of ranks.
+        math: Computation that each expert performs.
 
     Raises:
-        InputError: Sizes do not match.
+        InputError: The sizes do not match.
     """
 
     def __init__(
@@ -100,31 +101,32 @@ class ExpertBank(nn.Module):
         return self._slot_grad_X[buffer]
 
     def drop_stale_gradients(self) -> None:
-        """Zeroes main gradients of parameters whose ``grad`` was dropped or zeroed. Called by the runtime when a stage begins."""
+        """Zeroes main gradients of parameters whose ``grad`` was dropped or zeroed. Called by `Runtime` when a stage begins."""
         for name, param in self.named_parameters():
             if param.grad is None or not param.grad.any():
                 self._main[name].zero_()
 
     def publish_gradients(self) -> None:
-        """Sets ``param.grad`` to the main gradient. Called by the runtime when a stage with a backward pass ends."""
+        """Sets ``param.grad`` to the main gradient. Called by `Runtime` when a stage with a backward pass ends."""
         for name, param in self.named_parameters():
             param.grad = self._main[name].to(param.dtype)  # the same tensor if dtypes agree
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Zeroes the main gradients and drops ``param.grad``, or zeroes it without `set_to_none`."""
+        """Zeroes the main gradients. Drops ``param.grad`` if `set_to_none` is True and zeroes it otherwise."""
         for main in self._main.values():
             main.zero_()
         super().zero_grad(set_to_none)
 
     @torch.no_grad()
     def load(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Copies this rank's part of all weights into the bank.
+        """Copies this rank's part of the model's weights into the bank.
 
         Args:
-            weights: Mapping from name to ``[L, E, *shape]``, by logical expert, as returned by `gather`.
+            weights: Mapping from parameter name to a tensor ``[L, E, *shape]`` indexed by logical expert, as returned by
+                `gather`.
 
         Raises:
-            InputError: Names or shapes do not match.
+            InputError: The names or shapes do not match.
         """
         for name, shape in self.shapes.items():
             wanted = (self.num_layers, self.num_experts, *shape)
@@ -136,10 +138,10 @@ class ExpertBank(nn.Module):
 
     @torch.no_grad()
     def gather(self, group: Group, *, gradients: bool = False) -> dict[str, torch.Tensor]:
-        """Gathers all weights or main gradients on every rank. Collective.
+        """Gathers the weights or the main gradients of all experts on every rank. Collective.
 
         Returns:
-            Mapping from name to ``[L, E, *shape]``, by logical expert.
+            Mapping from parameter name to a tensor ``[L, E, *shape]`` indexed by logical expert.
         """
         everything = {}
         for name, shape in self.shapes.items():

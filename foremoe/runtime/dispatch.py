@@ -1,7 +1,8 @@
-"""Dispatch, which sends pairs to the ranks whose slots serve them, and combine, which brings results back.
+"""Dispatch, which sends pairs to the ranks whose slots serve them, and combine, which brings the results back.
 
-Combine applies router probabilities on the source. They are not sent, expert math does not see them, and their gradient is
-computed where the router is. In return, a source keeps the outputs of its own pairs for backward.
+Combine applies the router probabilities on the source rank. The probabilities are therefore not sent, the experts do not need
+them, and their gradient is computed on the rank of the router. In exchange, each source keeps the experts' outputs for its own
+pairs until the backward pass.
 """
 
 from collections.abc import Callable
@@ -21,18 +22,18 @@ from foremoe.runtime.remap import narrow
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Exchange:
-    """Message sizes of one row, on the host."""
+    """Message sizes of one row, stored on the host."""
 
     group: Group
     num_sent_G: list[int]  # pairs of this source by destination
     num_received_G: list[int]  # pairs for this rank by source
 
     def there(self, rows_ZH: torch.Tensor) -> torch.Tensor:
-        """Sends vectors in slot order to the ranks that serve them. Returns them in order of arrival. Collective."""
+        """Sends vectors in slot order to the ranks that serve them. Returns received vectors in order of arrival. Collective."""
         return self._send(rows_ZH, self.num_received_G, self.num_sent_G)
 
     def back(self, rows_YH: torch.Tensor) -> torch.Tensor:
-        """Sends vectors in order of arrival back to their sources. Returns them in slot order. Collective."""
+        """Sends vectors in order of arrival back to their sources. Returns this source's vectors in slot order. Collective."""
         return self._send(rows_YH, self.num_sent_G, self.num_received_G)
 
     def _send(self, rows: torch.Tensor, num_received_G: list[int], num_sent_G: list[int]) -> torch.Tensor:
@@ -54,7 +55,7 @@ class Counts:
 
 
 def exchange_counts(slot_Z: torch.Tensor, num_slots: int, group: Group, complete: bool) -> Counts:
-    """Sends every rank the number of pairs to expect, and a flag for whether this rank has its replicas (`complete`). Collective.
+    """Tells every rank how many pairs to expect and whether this rank has all its replicas (`complete`). Collective.
 
     `slot_Z`, int64, holds the physical slot of every pair.
     """
@@ -73,7 +74,7 @@ def exchange_counts(slot_Z: torch.Tensor, num_slots: int, group: Group, complete
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Route:
-    """Routing of one row's pairs to their slots and back: message sizes, and int32 or int64 permutations on the device."""
+    """Route of one row's pairs to their slots and back: message sizes, and permutations as int32 or int64 on the device."""
 
     exchange: Exchange
     num_topk: int
@@ -103,11 +104,11 @@ class Route:
 
 
 class Dispatch(torch.autograd.Function):
-    """Maps x_TH to the hidden states rows_YH of the pairs that this rank serves, sorted by slot.
+    """Maps x_TH to rows_YH, the hidden states of the pairs that this rank serves, sorted by slot.
 
     `anchor` is a tensor that requires a gradient but never gets one. It puts the function into the autograd graph even if x needs
-    no gradient, because backward is collective and expert weights still need their gradients. Backward calls `launch` after its
-    exchange, which is the last one of the row.
+    no gradient, because the backward pass is collective and the expert weights still need gradients. The backward pass calls
+    `launch` after its exchange, which is the last exchange of the row.
     """
 
     @staticmethod
@@ -131,7 +132,7 @@ class Dispatch(torch.autograd.Function):
 
 
 class Combine(torch.autograd.Function):
-    """Maps outputs y_YH of the served pairs, sorted by slot, to y_TH, weighted sums over the pairs of this source's tokens."""
+    """Maps y_YH, the outputs of the served pairs in the order of slots, to y_TH, the weighted sum over each token's pairs."""
 
     @staticmethod
     def forward(

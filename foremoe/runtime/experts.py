@@ -1,4 +1,4 @@
-"""Grouped expert compute of a rank's slots, forward and backward, without keeping weights."""
+"""Forward and backward computation of all experts in a rank's slots, without keeping references to their weights."""
 
 from __future__ import annotations
 
@@ -29,30 +29,30 @@ MOST_KEPT = 4096  # maximum number of entries that a bank caches
 
 
 class ExpertMath(Protocol):
-    """Computation of an expert, an MLP with a hand-written backward pass.
+    """Computation of an expert, which is an MLP with a hand-written backward pass.
 
-    Weights and gradients are passed as sequences of tensors. `shapes` gives their shapes and order. Implementations must not keep
-    them,
-    because their memory may hold another expert after the call.
+    Weights and gradients are passed as sequences of tensors, in the order and with the shapes that `shapes` returns.
+    Implementations must not keep references to the tensors, because their memory may hold another expert after the call.
     """
 
     def shapes(self, hidden_size: int, ffn_size: int) -> dict[str, tuple[int, ...]]:
-        """Returns the shapes of an expert's tensors by name. Matrices are [in, out]."""
+        """Returns the shapes of an expert's tensors by name. A matrix has the shape [in, out]."""
 
     def forward(self, x_NH: torch.Tensor, weights: Tensors) -> tuple[torch.Tensor, Tensors]:
-        """Returns the output y_NH and the tensors besides x that backward needs. They must be new tensors, never weights."""
+        """Returns y_NH and the tensors that backward needs in addition to x. These tensors must be new ones, never weights."""
 
     def backward(
         self, x_NH: torch.Tensor, saved: Tensors, grad_y_NH: torch.Tensor, weights: Tensors, grads: Tensors
     ) -> torch.Tensor:
-        """Returns the gradient of x, and adds those of the weights to `grads`: float32, or float64 for float64 weights."""
+        """Returns the gradient of x and adds the weights' gradients to `grads` (float32, or float64 for float64 weights)."""
 
 
 @dataclass(frozen=True, slots=True)
 class SwiGLU:
-    """SwiGLU expert ``(silu(x @ gate) * (x @ up)) @ down`` without biases. One matrix [H, 2F] holds gate and then up.
+    """SwiGLU expert ``(silu(x @ gate) * (x @ up)) @ down`` without biases. One matrix [H, 2F] holds `gate` followed by `up`.
 
-    The runtime computes it for all slots at once if torch has a grouped product. Any other math is computed slot by slot.
+    The runtime computes SwiGLU for all slots at once if torch has a grouped product. All other expert types are computed slot by
+    slot.
     """
 
     def shapes(self, hidden_size: int, ffn_size: int) -> dict[str, tuple[int, ...]]:
@@ -80,14 +80,14 @@ class SwiGLU:
 
 
 class ComputeTime:
-    """Seconds of expert compute in a stage, as CPU time of the calling thread, without intra-op threads and GPU work."""
+    """CPU seconds that the calling thread spends on expert compute in a stage. Intra-op threads and GPU work do not count."""
 
     def __init__(self) -> None:
         self.forward_s = self.backward_s = 0.0
         self.num_backward = 0
 
     def add(self, phase: Phase, seconds: float) -> None:
-        """Adds time to a phase. Activation recomputation counts as backward, because it belongs to that pass."""
+        """Adds time to a phase. Activation recomputation counts as backward, because it runs in the backward pass."""
         if phase == Phase.FORWARD:
             self.forward_s += seconds
         else:
@@ -96,7 +96,7 @@ class ComputeTime:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Row:
-    """One row as seen by a rank, with all information that backward needs to find the weights again."""
+    """One row as seen by a rank, with all information that the backward pass needs to find the weights again."""
 
     micro_step: int
     layer: int
@@ -114,13 +114,13 @@ class Row:
         cls, bank: ExpertBank, stage: Stage, time: ComputeTime, micro_step: int, layer: int, num_S: list[int],
         end_S: torch.Tensor | None = None,
     ) -> Self:  # fmt: skip
-        """Returns the row of a bank's layer. `end_S` is computed from `num_S` if it is not given."""
+        """Returns the row of one layer of a bank. If `end_S` is None, it is computed from `num_S`."""
         ends = end_of_slots(num_S, bank.device) if end_S is None else end_S
         own = bank.num_base, bank.runs
         return cls(micro_step, layer, num_S, tuple(bank.shapes.values()), bank.math, stage, time, ends, *own)
 
     def runs(self, kind: int, tensors_S: Sequence[Tensors | None]) -> list[Run]:
-        """Returns the runs of weights (kind 0) or gradients (kind 1) in slots, cached by the memory of the redundant slots."""
+        """Returns runs of slots for weights (kind 0) or gradients (kind 1), cached under the addresses of the redundant slots."""
         key = self.layer, kind, *(0 if tensors is None else tensors[0].data_ptr() for tensors in tensors_S[self.num_base :])
         if key not in self.kept:
             if len(self.kept) >= MOST_KEPT:  # many slots have more positions in a ring than are worth caching
@@ -130,14 +130,15 @@ class Row:
 
 
 def end_of_slots(num_S: list[int], device: torch.device) -> torch.Tensor:
-    """Returns the end of each slot's pairs when sorted by slot, int32 [S]."""
+    """Returns the end position of each slot's pairs among all pairs sorted by slot, int32 [S]."""
     return torch.tensor(list(itertools.accumulate(num_S)), dtype=torch.int32).to(device)
 
 
 class GroupedExperts(torch.autograd.Function):
-    """Maps x_YH to y_YH, for all slots at once if possible, and otherwise slot by slot.
+    """Maps x_YH to y_YH, for all slots at once if possible and otherwise slot by slot.
 
-    It saves its input, the tensors of the math, and the row's key. Backward requests the weights again.
+    The forward pass saves its input, the tensors that the expert math returns, and the row's key, but no weights. The backward
+    pass requests the weights again.
     """
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Helpers for Triton kernels that replace several torch operations. They check the tensors and launch the kernels."""
+"""Helpers for Triton kernels that each replace several torch operations. They check tensors and launch the kernels."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 
 def fuses(tensor: torch.Tensor) -> bool:
-    """Returns True for bf16 and fp16 tensors on GPUs if Triton is installed."""
+    """Returns True if Triton is installed and the tensor is a bf16 or fp16 tensor on a GPU."""
     return tensor.is_cuda and tensor.dtype in (torch.bfloat16, torch.float16) and _has_triton()
 
 
@@ -21,6 +21,6 @@ def _has_triton() -> bool:
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
-    """Runs a kernel, which assumes contiguous tensors. An empty grid does nothing."""
+    """Runs a kernel that assumes contiguous tensors. Does nothing if the grid is empty."""
     if all(grid):
         kernel[grid](*arguments, **constants)

@@ -1,8 +1,8 @@
-"""Known rows with holes, which are tokens whose routing is not known. Holes are sent to every expert with the router's weights.
+"""Known rows with holes. A hole is a token with unknown routing, which is sent to every expert with the router's weights.
 
-Message sizes and all permutations are therefore known before the stage. A token with K known experts sends K vectors, and a hole
-sends one to each of the E experts. Most of these have a weight of 0. They add nothing to outputs and gradients, but cost as much
-as any other pair.
+Message sizes and permutations are therefore known before the stage. A token with K known experts sends K vectors, and a hole
+sends one vector to each of the E experts. Most of a hole's vectors have a weight of 0. They add nothing to outputs or gradients
+but cost as much as any other pair.
 """
 
 import enum
@@ -29,7 +29,7 @@ Row = tuple[int, int]
 
 
 class Lack(enum.IntEnum):
-    """Reasons why a row is not known on some rank."""
+    """Reasons why the routing of a row is not known on a rank."""
 
     NONE = 0
     UNTOLD = 1  # no routing was given
@@ -40,14 +40,14 @@ class Lack(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Holes:
-    """Holes of a source, and the pairs that it sends for them in addition to the planned ones.
+    """Holes of a source, and the pairs that the source sends for them in addition to the planned pairs.
 
     Attributes:
-        expert_TK: Mapping from each row with holes to its experts, int32 [T, K].
-        hole_I: Mapping from each row with holes to its holes, int32 [I].
-        extra_MLP: Pairs for home slots that the plan does not contain, int32.
-        home_slot_LE: Home slots of all experts, as physical slots.
-        left: Mapping from each row that must exchange counts to the reason, a `Lack`.
+        expert_TK: For each row with holes, its experts, int32 [T, K].
+        hole_I: For each row with holes, the tokens that are holes, int32 [I].
+        extra_MLP: Number of unplanned pairs for each home slot, int32.
+        home_slot_LE: Home slots of all experts, numbered as physical slots.
+        left: For each row that must exchange counts, the reason as a `Lack`.
     """
 
     expert_TK: dict[Row, Array]
@@ -58,11 +58,11 @@ class Holes:
 
     @classmethod
     def of(cls, routing: Mapping[Row, Array], split_MLP: Array, home_slot_LE: Array, spare: int, most_bytes: int) -> "Holes":
-        """Finds the holes in routing for which the plan's split is `split_MLP`.
+        """Finds the holes in `routing`, for which the plan has the split `split_MLP`.
 
         Args:
             spare: Maximum number of holes in a row. Rows with more holes are left out.
-            most_bytes: Limit of host memory for routes in bytes. Rows beyond the limit are left out.
+            most_bytes: Limit in bytes of the host memory for routes. Rows beyond the limit are left out.
         """
         num_ML: Array = split_MLP.sum(2, dtype=np.int64)
         # All other rows have T*K distinct pairs, so they have no holes.
@@ -95,7 +95,7 @@ class Holes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HoledRoute:
-    """Routing of one row's pairs to their slots and back, as int32 tensors on the device."""
+    """Route of one row's pairs to their slots and back, as int32 tensors on the device."""
 
     exchange: Exchange
     num_topk: int
@@ -118,12 +118,12 @@ class HoledRoute:
         return rows_ZH
 
     def tokens_of(self, rows_ZH: torch.Tensor) -> torch.Tensor:
-        """Returns sums over the pairs of each token. Differentiable."""
+        """Returns each token's sum over its pairs. Differentiable."""
         y_TH: torch.Tensor = _RowsToTokens.apply(rows_ZH, self)
         return y_TH
 
     def sums(self, rows_ZH: torch.Tensor) -> torch.Tensor:
-        """Returns sums over the pairs of each token."""
+        """Returns each token's sum over its pairs."""
         y_TH = sum_of_pairs(rows_ZH, self.by_token_Z, self.num_topk)
         if len(self.rest_Z):
             rest_IH = sum_of_pairs(rows_ZH, self.rest_Z, len(self.rest_Z) // len(self.hole_I))
@@ -132,7 +132,7 @@ class HoledRoute:
 
 
 def numbers_of(num: int, device: torch.device) -> torch.Tensor:
-    """Returns int32 host memory from which a device can copy asynchronously."""
+    """Returns an int32 tensor in host memory from which a device can copy asynchronously."""
     if device.type == "cuda":
         return torch.empty(num, dtype=torch.int32, pin_memory=True)
     # numpy requests huge pages. Without them, first access to the pages would take longer than computing the routes.
@@ -140,13 +140,13 @@ def numbers_of(num: int, device: torch.device) -> torch.Tensor:
 
 
 class HoledRoutes:
-    """Routes of rows with holes on any rank. Not collective.
+    """Routes of all rows that have holes on any rank. Creating this object is not collective.
 
     Args:
-        expert_TK: Mapping from row to the experts of this source, int32 [T, K].
+        expert_TK: For each row, the experts of this source's tokens, int32 [T, K].
         holes: Holes of this source.
-        received_GMLS: Pairs that all sources send to this rank's slots.
-        planned_GMLS: Planned pairs among `received_GMLS`.
+        received_GMLS: Number of pairs that each source sends to each of this rank's slots.
+        planned_GMLS: Number of planned pairs among `received_GMLS`.
     """
 
     def __init__(
@@ -196,7 +196,7 @@ class HoledRoutes:
 
     @property
     def num_bytes(self) -> int:
-        """Host memory of the routes in bytes."""
+        """Size in bytes of the host memory that the routes occupy."""
         return int(self._numbers_X.nbytes)
 
     def shape(self, n: int) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Sums of outer products per slot in one Triton kernel, which adds the weight gradients of many slots to their totals."""
+"""Triton kernel that sums outer products for each slot. It adds the weight gradients of many slots to their totals at once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ def even_runs(tensors_S: Sequence[Tensors | None]) -> list[tuple[int, int, list[
     """Cuts slots into runs whose tensors are equally spaced in memory.
 
     Returns:
-        For each run, its first slot, the slot after its last one, and the distance between neighbours in elements, per tensor.
+        For each run, its first slot, the slot after its last one, and for each tensor the distance in elements between
+        neighbouring slots.
     """
     place_S = [None if tensors is None else [tensor.data_ptr() for tensor in tensors] for tensors in tensors_S]
     found, first = list[tuple[int, int, list[int]]](), 0
@@ -49,10 +50,10 @@ def add_products(total_SIO: torch.Tensor, left_YI: torch.Tensor, right_YO: torch
     """Adds ``left[pairs of s].T @ right[pairs of s]`` to ``total[s]`` for every slot s, in float32.
 
     Args:
-        total_SIO: Totals, float32, with any stride between slots.
-        left_YI: Left factors, bf16 or fp16.
-        right_YO: Right factors, bf16 or fp16.
-        end_S: End of each slot's pairs in both factors, int32 on the device.
+        total_SIO: Totals in float32, with any stride between slots.
+        left_YI: Left factors in bf16 or fp16.
+        right_YO: Right factors in bf16 or fp16.
+        end_S: Position in both factors where each slot's pairs end, int32 on the device.
     """
     S, I, O = total_SIO.shape  # noqa: E741
     tiles_I, tiles_O = -(-I // _TILE["TILE_I"]), -(-O // _TILE["TILE_O"])

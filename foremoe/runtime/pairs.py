@@ -1,7 +1,7 @@
-"""Sums over the pairs of each token, stored in slot order, and their backward, with torch or as one Triton kernel.
+"""Sums over each token's pairs, which are stored in slot order, and their gradients, with torch or in one Triton kernel.
 
-The kernel computes in float32 and rounds once. torch's own operations spend most of their time writing vectors in token order
-and products in float32 to memory, which the kernel avoids.
+The kernel computes in float32 and rounds only once. It avoids two intermediate results that torch's own operations spend most of
+their time writing to memory: the vectors in token order and the products in float32.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _COLUMNS = 1024  # columns per Triton program
 def sum_of_pairs(
     rows_ZH: torch.Tensor, by_token_Z: torch.Tensor, num_topk: int, weight_TK: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Returns sums over the pairs of each token, [T, H], weighted if `weight_TK` is given. `rows_ZH` is sorted by slot."""
+    """Returns each token's sum over its pairs, [T, H], weighted if `weight_TK` is given. `rows_ZH` is sorted by slot."""
     H = rows_ZH.shape[1]
     if fuses(rows_ZH):
         y_TH = rows_ZH.new_empty(len(by_token_Z) // num_topk, H)
@@ -36,7 +36,7 @@ def sum_of_pairs(
 def sum_of_pairs_backward(
     grad_TH: torch.Tensor, rows_ZH: torch.Tensor | None, by_slot_Z: torch.Tensor, weight_TK: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Returns the gradients of `rows_ZH`, sorted by slot, and of the weights, which are None without `rows_ZH`."""
+    """Returns the gradients of the rows, sorted by slot, and of the weights. The second is None if `rows_ZH` is None."""
     (T, K), H = weight_TK.shape, grad_TH.shape[1]
     if fuses(grad_TH):
         grad_ZH = grad_TH.new_empty(T * K, H)

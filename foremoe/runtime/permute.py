@@ -1,4 +1,4 @@
-"""Differentiable permutations in known orders. Backward gathers in the inverse order, so nothing is scattered or sorted."""
+"""Differentiable permutations with known inverses. The backward pass gathers in the inverse order and never scatters or sorts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Permute(torch.autograd.Function):
 
 
 class Divide(torch.autograd.Function):
-    """Permutes the first axis of a tensor [X] or [X, H] and cuts it into two separate tensors. Adjoint of `Join`."""
+    """Permutes the first axis of a tensor [X] or [X, H] and cuts it into two separate tensors. It is the adjoint of `Join`."""
 
     @staticmethod
     def forward(ctx: Any, rows: torch.Tensor, first: torch.Tensor, rest: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -42,7 +42,7 @@ class Divide(torch.autograd.Function):
 
 
 class Join(torch.autograd.Function):
-    """Puts the entries of two tensors where `Divide` took them from, without concatenating the tensors first."""
+    """Puts the entries of two tensors where `Divide` took them from. The tensors are not concatenated first."""
 
     @staticmethod
     def forward(
@@ -75,7 +75,7 @@ class TokensToPairs(torch.autograd.Function):
 
 
 class PairsToTokens(torch.autograd.Function):
-    """Maps rows_ZH, sorted by slot, to y_TH, the sums over the pairs of each token."""
+    """Maps rows_ZH, sorted by slot, to y_TH, the sum over each token's pairs."""
 
     @staticmethod
     def forward(

@@ -1,4 +1,4 @@
-"""Matrix products of pairs with the weights of their slots, in one call for slots that are adjacent in memory."""
+"""Matrix products of pairs with the weights in their slots. Slots that are adjacent in memory share one call."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MANY_PAIRS = 4096  # pairs per slot above which cuBLAS per slot is faster than a
 
 
 class Products(Protocol):
-    """Interface through which a formula uses the matrices of experts, numbered as in `ExpertMath.shapes`."""
+    """Interface through which an expert's formula uses its matrices, which are numbered as in `ExpertMath.shapes`."""
 
     def times(self, rows: torch.Tensor, i: int) -> torch.Tensor:
         """Returns ``rows @ weight``."""
@@ -38,12 +38,12 @@ class Products(Protocol):
         """Returns ``rows @ weight.T``."""
 
     def add(self, i: int, left: torch.Tensor, right: torch.Tensor) -> None:
-        """Adds ``left.T @ right`` to the gradient."""
+        """Adds ``left.T @ right`` to the gradient of the weight."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OneExpert:
-    """`Products` of one expert's pairs."""
+    """`Products` for the pairs of one expert."""
 
     weights: Tensors
     grads: Tensors = ()
@@ -59,7 +59,7 @@ class OneExpert:
 
 
 class Run(NamedTuple):
-    """Consecutive slots whose tensors are equally spaced in memory."""
+    """Run of consecutive slots whose tensors are equally spaced in memory."""
 
     first: int
     last: int  # exclusive
@@ -77,12 +77,12 @@ class _Part(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SlotProducts:
-    """`Products` of all pairs of a row, each with the expert of its slot.
+    """`Products` for all pairs of a row, each with the expert in its slot.
 
-    A run of adjacent slots takes one grouped product. Base slots are adjacent, so with one redundant slot a product takes two
-    calls, regardless of the number of slots. Slots with more than `MANY_PAIRS` pairs are multiplied separately. torch's grouped
-    product returns the dtype of its factors. Gradients are therefore added by our own kernel if Triton is available and slots
-    have few pairs, and otherwise slot by slot.
+    Each run of adjacent slots takes one grouped product. Because base slots are adjacent, a rank with one redundant slot needs
+    two calls, however many base slots it has. Slots with more than `MANY_PAIRS` pairs are multiplied separately. The result of
+    torch's grouped product has the dtype of its factors, which is too narrow for gradients. Gradients are therefore added by
+    foremoe's own kernel if Triton is available and the slots have few pairs, and otherwise slot by slot.
     """
 
     parts: list[_Part]
@@ -90,9 +90,9 @@ class SlotProducts:
 
     @classmethod
     def of(cls, residency: Residency, row: Row, like: torch.Tensor) -> Self | None:
-        """Returns the products of a row, for pairs with the device and dtype of `like`.
+        """Returns the products of a row whose pairs have the device and dtype of `like`.
 
-        Returns None if torch has no grouped product that is a single operation, or if a slot with pairs has no weights.
+        Returns None if torch has no grouped product that runs as a single operation, or if a slot with pairs lacks its weights.
         """
         if not _has_grouped_product(like.device, like.dtype):
             return None
@@ -153,7 +153,7 @@ def add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) ->
 
 
 def find_runs(tensors_S: Sequence[Tensors | None], shapes: Sequence[tuple[int, ...]]) -> list[Run]:
-    """Returns the runs of slots that have tensors, or none if matrix rows are not aligned for a grouped product."""
+    """Returns the runs of slots that have tensors, or an empty list if matrix rows are not aligned for a grouped product."""
     found = list[Run]()
     size = next((tensors[0].element_size() for tensors in tensors_S if tensors is not None), 0)
     if any(length * size % _ALIGNED_BYTES for shape in shapes for length in shape):

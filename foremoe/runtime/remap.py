@@ -1,4 +1,4 @@
-"""Remap, which assigns a physical slot to each (token, expert) pair of a source rank, so that quotas are met exactly."""
+"""Remapping of a source rank's (token, expert) pairs to physical slots, such that every slot's quota is met exactly."""
 
 from typing import NamedTuple, Self
 
@@ -12,7 +12,7 @@ _EXPERT = 2**32  # length of an expert's section on the line of all experts' pai
 
 
 class Intervals(NamedTuple):
-    """Pairs of one source as intervals on a line. For each expert, planned pairs come slot by slot, followed by drift at home."""
+    """Pairs of one source as intervals on a line. An expert's planned pairs come first, slot by slot, then its drift at home."""
 
     end_XJ: torch.Tensor  # int64, ends of the intervals, ascending
     slot_XJ: torch.Tensor  # int64
@@ -20,7 +20,7 @@ class Intervals(NamedTuple):
 
     @classmethod
     def of(cls, split_XP: torch.Tensor, expert_XP: torch.Tensor, home_slot_XE: torch.Tensor) -> Self:
-        """Returns the intervals of every row. The arguments are those of `remap`, with any integer dtypes."""
+        """Returns the intervals of every row. Takes the same arguments as `remap`, for all rows and with any integer dtypes."""
         num_experts, (*rows, num_slots) = home_slot_XE.shape[-1], expert_XP.shape
         line = _line(split_XP, expert_XP, num_experts)
         end_XP = line.number_XP * _EXPERT + line.begin_XP + line.width_XP
@@ -40,27 +40,28 @@ class Intervals(NamedTuple):
 def remap(
     topk_TK: torch.Tensor, split_P: torch.Tensor, expert_P: torch.Tensor, home_slot_E: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Maps the pairs of one source rank, one layer and one micro-step to physical slots.
+    """Maps the pairs that one source rank has in one layer and one micro-step to physical slots.
 
-    The slots of an expert are filled in ascending order. In token order, ``split_P[p]`` pairs go to each slot p. Pairs beyond the
-    expert's total split go to its home slot. Drift is therefore always served correctly, and only a home can get more than its
-    split. All tensors must be on one device. On an accelerator, nothing waits for the device.
+    The slots of an expert are filled in ascending order. Each slot p gets the next ``split_P[p]`` pairs in token order. Any
+    further pairs of the expert are drift and go to its home slot. Drift is therefore always served correctly, and only a home
+    slot can get more than its split. All tensors must be on one device. If it is an accelerator, the host does not wait for it.
 
     Args:
         topk_TK: Logical experts of each token, any integer dtype.
-        split_P: Pairs that the plan assigns from this source to each slot, any integer dtype. It is zero for unused slots.
-        expert_P: Logical expert in each slot, any integer dtype. -1 is an empty slot.
+        split_P: Number of pairs that the plan sends from this source to each slot, any integer dtype. It is zero for unused
+            slots.
+        expert_P: Logical expert in each slot, any integer dtype. -1 marks an empty slot.
         home_slot_E: Physical home slot of each expert, any integer dtype.
 
     Returns:
         slot_TK: Physical slot of each pair, int64.
-        num_drift: Number of pairs beyond the split, int64 [].
+        num_drift: Number of drift pairs, int64 [].
     """
     return remap_planned(topk_TK, Intervals.of(split_P, expert_P, home_slot_E))
 
 
 def remap_planned(topk_TK: torch.Tensor, planned: Intervals) -> tuple[torch.Tensor, torch.Tensor]:
-    """Does the work of `remap` for precomputed intervals of one row. A stage computes the intervals of all rows at once."""
+    """Does the work of `remap` for one row whose intervals are given. A stage computes the intervals of all rows at once."""
     end_J, slot_J, unplanned_J = planned
     expert_Z = topk_TK.reshape(-1)
     # The number of earlier pairs with the same expert is the distance to the first of these pairs in sorted order.
@@ -72,8 +73,10 @@ def remap_planned(topk_TK: torch.Tensor, planned: Intervals) -> tuple[torch.Tens
 
 
 def narrow(numbers: torch.Tensor, most: int) -> torch.Tensor:
-    """Casts numbers that are all below `most` to a narrow dtype before sorting, because a GPU sort makes one pass for every byte
-    of the keys."""
+    """Casts numbers below `most` to a narrow dtype.
+
+    Sorting narrow keys is faster, because a GPU sort makes one pass for every byte of its keys.
+    """
     return numbers.to(torch.int16 if most < 2**15 else torch.int32)
 
 
@@ -95,7 +98,7 @@ def _line(split_XP: torch.Tensor, expert_XP: torch.Tensor, num_experts: int) -> 
 
 
 class DenseIntervals(NamedTuple):
-    """Interval of an expert's numbered pairs that each slot takes from one source."""
+    """For each slot, the interval of its expert's numbered pairs that it takes from one source."""
 
     expert_XP: torch.Tensor  # int64; arbitrary for empty slots, which take nothing
     begin_XP: torch.Tensor  # int32
@@ -105,7 +108,7 @@ class DenseIntervals(NamedTuple):
 
     @classmethod
     def of(cls, split_XP: torch.Tensor, expert_XP: torch.Tensor, home_slot_XE: torch.Tensor) -> Self:
-        """Returns the intervals of every row. The arguments are those of `remap`, with any integer dtypes."""
+        """Returns the intervals of every row. Takes the same arguments as `remap`, for all rows and with any integer dtypes."""
         num_experts, num_slots = home_slot_XE.shape[-1], expert_XP.shape[-1]
         number_XP, width_XP, begin_XP, planned_XE = _line(split_XP, expert_XP, num_experts)
         expert_at_XP = number_XP.clamp(max=num_experts - 1)
@@ -125,17 +128,17 @@ class DenseIntervals(NamedTuple):
 def remap_dense(
     routing_TE: torch.Tensor, split_P: torch.Tensor, expert_P: torch.Tensor, home_slot_E: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Variant of `remap` for routers that return a mask over tokens and experts, like Megatron-Core's.
+    """Variant of `remap` for routers that, like Megatron-Core's, return a mask over tokens and experts.
 
-    ``routing_TE[t, e]`` is True if token t goes to expert e. Returns the same kind of mask over physical slots, with as many
-    entries per token, and the number of pairs beyond the split. All shapes are known in advance, so nothing waits for an
-    accelerator.
+    ``routing_TE[t, e]`` is True if token t goes to expert e. Returns the same kind of mask over physical slots, in which each
+    token has as many entries as before, and the number of drift pairs. All shapes are known in advance, so the host never waits
+    for an accelerator.
     """
     return remap_dense_planned(routing_TE, DenseIntervals.of(split_P, expert_P, home_slot_E))
 
 
 def remap_dense_planned(routing_TE: torch.Tensor, planned: DenseIntervals) -> tuple[torch.Tensor, torch.Tensor]:
-    """Does the work of `remap_dense` for precomputed intervals of one row."""
+    """Does the work of `remap_dense` for one row whose intervals are given."""
     expert_P, begin_P, end_P, beyond_P, planned_E = planned
     # On a GPU, a scan along the outer axis uses one thread per column, and a scan along the inner axis uses all threads.
     routing_ET = routing_TE.t().contiguous()

@@ -1,4 +1,4 @@
-"""Replayed rows, whose routing is known before the stage, and whose routes are computed in one pass when the stage begins."""
+"""Replayed rows. Their routing is known before the stage, and all their routes are computed in one pass when it begins."""
 
 from collections.abc import Mapping
 
@@ -20,14 +20,14 @@ Routing = Mapping[tuple[int, int], torch.Tensor | Array]  # (micro-step, layer) 
 
 
 class Compared:
-    """Comparison of known routing with the routing that layers receive. The host waits only once, at the end."""
+    """Comparison of known routing with the routing that layers receive. The host waits for the device only once, at the end."""
 
     def __init__(self) -> None:
         self._differ: list[tuple[tuple[int, int], torch.Tensor]] = []
         self._first: dict[tuple[int, int], torch.Tensor] = {}
 
     def compare(self, micro_step: int, layer: int, num_differ: torch.Tensor, first: torch.Tensor | None = None) -> None:
-        """Stores the number of a row's pairs that differ from the known experts, and the first such token, on the device."""
+        """Stores on the device how many pairs of a row differ from the known experts, and the first token with such a pair."""
         self._differ.append(((micro_step, layer), num_differ))
         if first is not None:
             self._first.setdefault((micro_step, layer), first)
@@ -38,7 +38,7 @@ class Compared:
         return len(self._differ)
 
     def fault(self) -> str:
-        """Returns a message about the first row whose layer received routing that differs from the known one, or an empty string.
+        """Returns a message about the first row in which a layer received routing other than the known one, or an empty string.
 
         The host waits for the device once.
         """
@@ -53,27 +53,27 @@ class Compared:
 
 
 class ReplayedRows(Compared):
-    """Routes of the rows in which the routing of every rank is known and has the planned counts.
+    """Routes of those rows in which the routing of every rank is known and matches the planned counts.
 
-    Message sizes and all permutations follow from the plan. A layer therefore neither remaps or sorts pairs nor exchanges
-    counts, and the host does not wait for the device. The host keeps twelve bytes for each pair of this source and eight
-    for each pair that this rank serves until the stage ends, and copies them to the device when a layer runs. The caller
-    of `route` must compare the routing that the layer receives with the known one (`compare`), and check the result at
-    the end (`fault`).
+    Message sizes and all permutations follow from the plan. A layer therefore does not remap or sort pairs and does not exchange
+    counts, and the host does not wait for the device. Until the stage ends, the host keeps twelve bytes for each pair of this
+    source and eight bytes for each pair that this rank serves. It copies them to the device when a layer runs. The caller of
+    `route` must compare the routing that the layer receives with the known routing (`compare`) and check the result at the end
+    (`fault`).
 
     Args:
-        routing: Known rows of this source. All other rows, and rows with padding, exchange counts.
-        expert_MLGS: Experts in the plan's slots, where -1 is an empty slot.
-        split_MLP: Pairs that the plan assigns from this source to every slot.
-        received_GMLS: Pairs that the plan assigns to this rank's slots, by source.
+        routing: Routing of this source's known rows. Rows with padding and all rows that are not listed exchange counts.
+        expert_MLGS: Experts in the plan's slots. -1 marks an empty slot.
+        split_MLP: Number of pairs that the plan sends from this source to each slot.
+        received_GMLS: Number of pairs that the plan sends from each source to each of this rank's slots.
         num_experts: Number of experts, E.
         group: The EP group. Creating this object is collective.
         device: Device on which layers run.
-        holes: Holes of this source, and the pairs that holes add to `received_GMLS`, by source. If None, rows with holes
-            exchange counts. Either all ranks or none must pass it.
+        holes: Holes of this source, and the pairs that the holes of each source add to `received_GMLS`. If None, rows with holes
+            exchange counts. Either all ranks or none must pass this argument.
 
     Attributes:
-        lack_ML: Largest `Lack` of every row over all ranks.
+        lack_ML: The largest `Lack` of each row over all ranks.
 
     Raises:
         InputError: A row does not exist or its routing is not [T, K]. Raised on all ranks.
@@ -111,7 +111,7 @@ class ReplayedRows(Compared):
 
     @property
     def num_bytes(self) -> int:
-        """Host memory of all routes on this rank in bytes."""
+        """Size in bytes of the host memory that this rank's routes occupy."""
         return int(self._numbers_X.nbytes) + (0 if self._holed is None else self._holed.num_bytes)
 
     def _take_holed(
@@ -175,7 +175,7 @@ class ReplayedRows(Compared):
             shape: Shape [T, K] of the routing that the layer received.
 
         Raises:
-            InputError: The routing has another shape than it had when the stage began.
+            InputError: The routing does not have the same shape as when the stage began.
         """
         n = self._find(micro_step, layer, shape)
         if n is None:
@@ -186,7 +186,7 @@ class ReplayedRows(Compared):
         return known_Z.view(shape), Route(self._exchange_N[n], shape[1], num_S, self._end_NS[n], *order)
 
     def holed_route(self, micro_step: int, layer: int, shape: torch.Size) -> HoledRoute | None:
-        """Returns the route of a row with holes on any rank, or None for other rows. See `route`."""
+        """Returns the route of a row that has holes on any rank. Returns None if the row has no holes. See `route`."""
         n = self._holed_number.get((micro_step, layer))
         if n is None:
             return None
@@ -195,7 +195,7 @@ class ReplayedRows(Compared):
         return self._holed.route(n)
 
     def experts(self, micro_step: int, layer: int, shape: torch.Size) -> torch.Tensor | None:
-        """Returns only the experts that `route` returns."""
+        """Returns the experts that `route` returns, without the route."""
         n = self._find(micro_step, layer, shape)
         if n is None:
             return None
@@ -209,12 +209,12 @@ class ReplayedRows(Compared):
         return n
 
     def verdict(self) -> str:
-        """Returns the first `fault` of any rank on all ranks. Collective."""
+        """Returns, on all ranks, the first `fault` that any rank has found. Collective."""
         return first_fault(self._group.gather(self.fault())) if self._number or self._holed_number else ""
 
 
 def require_shape(micro_step: int, layer: int, shape: torch.Size, given: tuple[int, ...]) -> None:
-    """Raises an InputError if a layer received routing whose shape differs from the one given before the stage."""
+    """Raises an InputError if a layer received routing of another shape than the routing given before the stage."""
     if shape != given:
         told = f"micro-step {micro_step}, layer {layer} has routing {list(shape)} and was given {list(given)}"
         raise InputError(f"{told} before the stage; give it the routing that layers get, or leave the row out.")

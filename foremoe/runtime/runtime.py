@@ -1,4 +1,4 @@
-"""`Runtime`: runs the MoE layers of one rank in plain torch, with a plan or at home."""
+"""`Runtime`: runs the MoE layers of one rank in plain torch, either with a plan or with all experts at home."""
 
 import contextlib
 from dataclasses import dataclass
@@ -31,13 +31,13 @@ class StageSummary(ArrayValue):
     """Statistics of one stage on one rank.
 
     Attributes:
-        timeline: Timeline of the engine, or None without a plan.
-        drift_ML: Pairs of this rank that the plan did not contain and that were served at home, int64.
-        served_MLS: Pairs that each of this rank's slots received, int64.
+        timeline: Timeline of the engine, or None if the stage had no plan.
+        drift_ML: Number of this rank's pairs that the plan did not contain and that were served at home, int64.
+        served_MLS: Number of pairs that each of this rank's slots received, int64.
         fell_back: Rows (micro-step, layer) that ran with all experts at home because a replica was missing.
-        forward_cpu_s: CPU seconds of forward expert compute in the calling thread. With one intra-op thread, this is all of the
-            compute. On a GPU, it is only the time to launch kernels.
-        backward_cpu_s: CPU seconds of backward expert compute in the calling thread, including recomputation.
+        forward_cpu_s: CPU seconds that the calling thread spent on forward expert compute. With one intra-op thread, this
+            includes all of the compute. On a GPU, it includes only the time to launch kernels.
+        backward_cpu_s: CPU seconds that the calling thread spent on backward expert compute, including recomputation.
     """
 
     timeline: Timeline | None
@@ -48,7 +48,7 @@ class StageSummary(ArrayValue):
     backward_cpu_s: float
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns totals for metrics and JSON."""
+        """Returns totals in a form that suits metrics and JSON."""
         return {
             "drift": int(self.drift_ML.sum()), "served": int(self.served_MLS.sum()), "fell_back": len(self.fell_back),
             "retired": [] if self.timeline is None else list(self.timeline.retired),
@@ -66,11 +66,11 @@ class Runtime:
         report = runtime.end()
 
     All ranks of the group must run the same passes in the same order. The n-th forward pass of a layer in a stage belongs to the
-    n-th micro-step in the plan's schedule of that layer, and the same holds for backward passes. Layers may be checkpointed with
-    both variants of ``torch.utils.checkpoint``, either one by one or in the blocks of ``Schedule.block_L``.
+    n-th micro-step that the plan's schedule has for this layer. The same holds for backward passes. Layers may be checkpointed
+    with either variant of ``torch.utils.checkpoint``, one by one or in the blocks of ``Schedule.block_L``.
 
-    After a `TransferError`, only `close` may be called. As a context manager, the runtime closes at the end of the block. If an
-    exception leaves the block, it is reported to the other ranks, so that they do not wait for this one.
+    After a `TransferError`, only `close` may be called. A runtime that is used as a context manager closes at the end of the
+    block. If an exception leaves the block, the runtime reports it to the other ranks, so that they do not wait for this rank.
 
     Args:
         group: EP group, given as a `Group`, a process group, or None for all ranks.
@@ -102,15 +102,15 @@ class Runtime:
 
         Args:
             plan: Plan for the bank's homes, the same on all ranks.
-            split_MLP: Pairs that the plan assigns from this source to every slot, ``plan.rows_for(workload, rank)``.
-            routing: Mapping from (micro-step, layer) to the topk_TK that `moe` will receive, on the host. A row that all
-                ranks know and that matches the plan does not exchange counts, and the hosts do not wait for their devices
-                in it. However, a missing replica of such a row ends the step.
-            same_weights: Whether no rank has written a weight since the previous plan began. See `Engine.begin`.
+            split_MLP: Number of pairs that the plan sends from this source to each slot, from ``plan.rows_for(workload, rank)``.
+            routing: The topk_TK that `moe` will receive for each (micro-step, layer), in host memory. If all ranks know a row and
+                it matches the plan, the ranks exchange no counts for it, and the hosts do not wait for their devices. However, a
+                missing replica of such a row ends the step.
+            same_weights: True if no rank has written a weight since the previous plan began. See `Engine.begin`.
 
         Raises:
-            InputError: Plan or routing do not match the model, or the splits of all ranks do not sum to the plan's quotas.
-                Raised on all ranks.
+            InputError: The plan or the routing does not match the model, or the splits of all ranks do not sum to the plan's
+                quotas. Raised on all ranks.
         """
         self._require_idle()
         device = self.bank.device
@@ -131,20 +131,20 @@ class Runtime:
     def moe(self, layer: int, x_TH: torch.Tensor, topk_TK: torch.Tensor, weight_TK: torch.Tensor) -> torch.Tensor:
         """Computes a layer's experts: ``y[t] = sum over k of weight[t, k] * expert topk[t, k] (x[t])``.
 
-        Forward and backward are collective.
+        Both the forward and the backward pass are collective.
 
         Args:
             layer: Index of the layer in the bank.
-            x_TH: Hidden states of tokens in the dtype of the bank. T may be 0.
+            x_TH: Hidden states of the tokens, in the dtype of the bank. T may be 0.
             topk_TK: Logical experts of each token, any integer dtype.
             weight_TK: Router probabilities, any floating-point dtype.
 
         Returns:
-            y_TH in the dtype of x, differentiable with respect to x and weight. Backward adds the experts' gradients to the bank,
-            even if x does not require a gradient.
+            y_TH in the dtype of x, differentiable with respect to x and weight. The backward pass adds the experts' gradients to
+            the bank, even if x does not require a gradient.
 
         Raises:
-            InputError: Arguments do not match, or a layer runs more often than planned.
+            InputError: The arguments do not match each other, or a layer runs more often than planned.
             TransferError: Weights or tokens did not arrive.
         """
         stage = self._running_stage()
@@ -165,16 +165,16 @@ class Runtime:
             return y_TH
 
     def end(self, *, partial: bool = False) -> StageSummary:
-        """Ends the stage, after all gradients have reached the homes. Collective with a plan.
+        """Ends the stage after all gradients have reached the homes. Collective if the stage has a plan.
 
-        Sets ``param.grad`` if the stage ran backward.
+        Sets ``param.grad`` if the stage ran a backward pass.
 
         Args:
-            partial: Whether the stage stops early, after the same pass on all ranks.
+            partial: True if the stage stops early. All ranks must stop after the same pass.
 
         Raises:
-            InputError: Some uses of the plan did not run, or the routing of a layer differs from that given to `begin`.
-                In the second case, it is raised on all ranks, and all gradients are dropped, including those of earlier
+            InputError: Some uses of the plan did not run, or the routing of a layer differs from the routing given to `begin`. In
+                the second case, the error is raised on all ranks, and all gradients are dropped, including those of earlier
                 stages.
         """
         stage = self._running_stage()
@@ -195,7 +195,7 @@ class Runtime:
         )  # fmt: skip
 
     def close(self) -> None:
-        """Releases all resources. May be called twice, or in the middle of a stage."""
+        """Releases all resources. It may be called twice or in the middle of a stage."""
         self._stage, self._closed = None, True
         try:
             if self._engine is not None:

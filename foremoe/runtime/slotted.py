@@ -1,4 +1,4 @@
-"""Known rows for dispatchers with their own communication, such as DeepEP's. Only the slots of pairs are computed in advance."""
+"""Known rows for dispatchers that communicate on their own, such as DeepEP. Only the slots of pairs are computed in advance."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,11 +19,11 @@ from foremoe.runtime.replay import Compared, require_shape
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Slotted:
-    """One row, as int32 tensors on the device.
+    """Known experts and slots of one row, as int32 tensors on the device.
 
     Attributes:
-        expert_TK: Experts of each token, arbitrary for holes.
-        slot_TK: Physical slot of each pair, or -1 for holes and for an expert that a token has twice.
+        expert_TK: Experts of each token. The entries of holes are arbitrary.
+        slot_TK: Physical slot of each pair. It is -1 for holes and for the repetition of an expert that a token has twice.
         hole_I: Tokens whose routing is not known.
         num_known: Number of pairs that have a slot.
     """
@@ -35,17 +35,17 @@ class Slotted:
 
 
 class SlottedRows(Compared):
-    """Rows whose routing is known on all ranks and matches the plan. Any number of their tokens may be holes.
+    """Rows whose routing is known on all ranks and matches the plan. Any number of tokens in them may be holes.
 
     Args:
         routing: Known rows of this source, [T, K].
-        split_MLP: Pairs that the plan assigns from this source to every slot.
-        most_bytes: Limit of host memory for the slots in bytes. Rows beyond the limit count as unknown.
+        split_MLP: Number of pairs that the plan sends from this source to each slot.
+        most_bytes: Limit in bytes of the host memory for the slots. Rows beyond the limit count as unknown.
         group: The EP group. Creating this object is collective.
         device: Device on which layers run.
 
     Attributes:
-        lack_ML: Largest `Lack` of every row over all ranks.
+        lack_ML: The largest `Lack` of each row over all ranks.
     """
 
     def __init__(
@@ -89,14 +89,14 @@ class SlottedRows(Compared):
 
     @property
     def num_bytes(self) -> int:
-        """Host memory of the slots in bytes."""
+        """Size in bytes of the host memory that the slots occupy."""
         return int(self._numbers_X.nbytes)
 
     def row(self, micro_step: int, layer: int, shape: torch.Size) -> Slotted | None:
-        """Returns a row's slots. Returns None on all ranks if the row is not known.
+        """Returns the slots of a row. Returns None on all ranks if the row is not known.
 
         Raises:
-            InputError: The routing has another shape than it had when the stage began.
+            InputError: The routing does not have the same shape as when the stage began.
         """
         n = self._number.get((micro_step, layer))
         if n is None:

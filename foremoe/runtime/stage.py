@@ -1,4 +1,4 @@
-"""Stages, which give the runtime slots, weights and order between begin and end, with a plan or without one."""
+"""Stages, which give the runtime its slots, its weights and its order of passes, either with a plan or without one."""
 
 import abc
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ from foremoe.transfer.timeline import Timeline
 
 
 class Stage(abc.ABC):
-    """Running stage of one rank. It counts the passes of every layer, to determine the micro-step of each call."""
+    """Running stage of one rank. It counts the passes of every layer to determine the micro-step of each call."""
 
     num_slots: int  # slots of a rank
 
@@ -38,55 +38,55 @@ class Stage(abc.ABC):
 
     @abc.abstractmethod
     def use(self, layer: int, in_backward: bool) -> tuple[int, Phase]:
-        """Returns the micro-step whose forward or recomputation now runs in a layer, and the phase of its use."""
+        """Returns the micro-step whose forward pass or recomputation now runs in a layer, and the phase of this use."""
 
     @abc.abstractmethod
     def slots(self, micro_step: int, layer: int, topk_TK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the physical slots of pairs and the number of pairs that are not planned."""
+        """Returns the physical slot of each pair and the number of pairs that the plan does not contain."""
 
     def replayed(self, micro_step: int, layer: int, topk_TK: torch.Tensor) -> Route | None:
-        """Returns the route of a row that was known when the stage began. Returns None on all ranks if it must be computed."""
+        """Returns the route that was computed for a row when the stage began. Returns None on all ranks if there is no route."""
         return None
 
     def verdict(self) -> str:
         """Returns the reason why the stage's results must not be used, or an empty string.
 
-        The result is the same on all ranks. Collective with a plan.
+        The result is the same on all ranks. Collective if the stage has a plan.
         """
         return ""
 
     def prepare(self, micro_step: int, layer: int, phase: int) -> bool:
-        """Does the host's part of fetching weights, before the row's tokens are exchanged. Returns whether all replicas exist."""
+        """Does the host's part of fetching weights before tokens are exchanged. Returns True if all replicas are available."""
         return True
 
     @abc.abstractmethod
     def weights(self, micro_step: int, layer: int, phase: int) -> Residency:
-        """Returns the content of the slots. Called just before the products."""
+        """Returns the content of the slots. Called just before the experts' matrix products."""
 
     def gradients(self, micro_step: int, layer: int) -> None:  # noqa: B027 (without a plan they were added at home)
-        """Notes that the backward pass of the row's experts is done."""
+        """Records that the backward pass of the row's experts is done."""
 
     def release(self, micro_step: int, layer: int, phase: int) -> None:
         """Ends the use, so that its buffers may be filled again."""
         self._num_done[Phase(phase)][layer] += 1
 
     def launch(self) -> None:  # noqa: B027 (without a plan nothing waits for it)
-        """Starts the transfers that the use allows. Called when the last exchange of the use is queued."""
+        """Starts the transfers that may run after this use. Called when the last exchange of the use is queued."""
 
     def fall_back(self, micro_step: int, layer: int) -> None:
-        """Makes the row run at home. Called when all ranks have agreed on it."""
+        """Makes the row run with all experts at home. Called after all ranks have agreed to do so."""
         self.fell_back.append((micro_step, layer))
 
     @abc.abstractmethod
     def end(self, *, partial: bool) -> Timeline | None:
-        """Ends the stage. Collective with a plan."""
+        """Ends the stage. Collective if the stage has a plan."""
 
     def at_home(self, layer: int, topk_TK: torch.Tensor) -> torch.Tensor:
-        """Returns the home slots of pairs, int64 [T, K]."""
+        """Returns the home slot of each pair's expert, int64 [T, K]."""
         return self._home_slot_LE[layer][topk_TK.long()]
 
     def counts(self) -> tuple[Array, Array]:
-        """Returns drift_ML and served_MLS of `StageSummary`, which are zero for rows that did not run."""
+        """Returns drift_ML and served_MLS of `StageSummary`. Both are zero for rows that did not run."""
         drift_ML = np.zeros((self.num_micro_steps, self.num_layers), np.int64)
         served_MLS = np.zeros((*drift_ML.shape, self.num_slots), np.int64)
         if self.drift:  # read all at once, because each read waits for the device
@@ -130,7 +130,7 @@ class HomeStage(Stage):
 
 
 class PlannedOrder:
-    """Order in which a plan's schedule runs micro-steps through each layer."""
+    """Order in which micro-steps run through each layer according to a plan's schedule."""
 
     def __init__(self, plan: Plan) -> None:
         uses = plan.header.schedule.uses(plan.L)
@@ -143,7 +143,7 @@ class PlannedOrder:
         """Returns the micro-step and the phase of the use, as described in `Stage.use`.
 
         Args:
-            num_done: Number of times that each layer has run, by phase.
+            num_done: For each phase, the number of times that each layer has run.
         """
         phase = Phase.FORWARD
         if in_backward:
@@ -157,9 +157,9 @@ class PlannedOrder:
 
 
 class PlannedStage(Stage):
-    """Stage with a plan that the engine has begun.
+    """Stage that follows a plan. The engine has already begun the plan.
 
-    `split_MLP` holds the pairs that the plan assigns from this source to every slot, and `replay` the known rows.
+    `split_MLP` is the number of pairs that the plan sends from this source to each slot. `replay` holds the known rows.
     """
 
     def __init__(
@@ -224,13 +224,13 @@ class PlannedStage(Stage):
 
 
 def agree_on_split(group: Group, plan: Plan, split_MLP: Array, home_LE: Array, device: torch.device) -> Array:
-    """Checks on all ranks that the splits of all sources meet every slot's quota exactly. Collective.
+    """Checks on all ranks that the splits of all sources add up to every slot's quota. Collective.
 
     Returns:
-        received_GMLS: Pairs that the plan assigns to this rank's slots, by source, int64.
+        received_GMLS: Number of pairs that the plan sends from each source to each of this rank's slots, int64.
 
     Raises:
-        InputError: A split does not meet the quotas. Raised on all ranks with the same message.
+        InputError: The splits do not add up to the quotas. Raised on all ranks with the same message.
     """
     G, M, L, S = group.size, plan.M, plan.L, plan.S
     answers = group.gather((split_fault(plan, split_MLP, home_LE, G), (M, L, S)))
@@ -246,7 +246,7 @@ def agree_on_split(group: Group, plan: Plan, split_MLP: Array, home_LE: Array, d
 
 
 def exchange_splits(group: Group, split_MLP: Array, device: torch.device) -> Array:
-    """Returns the pairs that every source sends to this rank's slots, int64 [G, M, L, S]. Collective."""
+    """Returns the number of pairs that each source sends to each slot of this rank, int64 [G, M, L, S]. Collective."""
     M, L, P = split_MLP.shape
     sent_GMLS = np.moveaxis(np.array(split_MLP, np.int64).reshape(M, L, group.size, -1), 2, 0)
     sent = torch.from_numpy(np.ascontiguousarray(sent_GMLS).reshape(group.size, -1)).to(device)
@@ -257,7 +257,7 @@ def exchange_splits(group: Group, split_MLP: Array, device: torch.device) -> Arr
 
 
 def split_fault(plan: Plan, split_MLP: Array, home_LE: Array, num_ranks: int) -> str:
-    """Returns the reason why a rank cannot run a plan with this split, or an empty string. Uses only data of this rank."""
+    """Returns the reason why this rank cannot run the plan with its split, or an empty string. Uses only data of this rank."""
     shape = (plan.M, plan.L, plan.G * plan.S)
     if np.shape(split_MLP) != shape:
         return f"split_MLP must have shape {shape}; got {np.shape(split_MLP)}. It is plan.rows_for(workload, rank)."
@@ -270,7 +270,7 @@ def split_fault(plan: Plan, split_MLP: Array, home_LE: Array, num_ranks: int) ->
 
 
 def received_fault(plan: Plan, rank: int, received_MLS: Array) -> str:
-    """Returns a message about the first slot of this rank whose splits do not sum to its quota, or an empty string."""
+    """Returns a message about this rank's first slot for which the splits do not add up to the quota, or an empty string."""
     wrong = np.argwhere(received_MLS != plan.quota_MLGS[:, :, rank])
     if not len(wrong):
         return ""

@@ -10,7 +10,7 @@ from foremoe.runtime.slotted import SlottedRows
 
 
 def warm_routes() -> None:
-    """Computes the routes of a row without holes and of one with holes, on one rank with two experts and a replica."""
+    """Computes the routes of two small rows, one with holes and one without, for one rank with two experts and a replica."""
     group, device = ThreadGroup.of(1)[0], torch.device("cpu")
     expert_MLGS, split_MLP = np.array([[[[0, 1, 0]]]] * 2, np.int32), np.array([[[1, 1, 1]], [[1, 1, 0]]], np.int32)
     routing = {(0, 0): np.array([[0], [1], [0]], np.int16), (1, 0): np.array([[0], [1], [-1]], np.int16)}

@@ -1,4 +1,4 @@
-"""Weight transfers: backends, one per file, and the engine that runs a plan's transfers over them. Requires torch."""
+"""Weight transfers: one backend per file, and the engine that runs a plan's transfers over these backends. Requires torch."""
 
 from foremoe.base.errors import InputError
 

@@ -1,4 +1,4 @@
-"""Admission checks: whether an engine can run a plan, and whether all ranks have the same plan."""
+"""Checks before a plan is run: that the engine can run it and that all ranks have the same plan."""
 
 import hashlib
 
@@ -12,8 +12,8 @@ from foremoe.plan.plan import Plan
 def refusal(plan: Plan, rank: int, num_ranks: int, num_buffers: int, *, debug: bool) -> str:
     """Returns the reason why a rank cannot run the plan, in one sentence, or an empty string if it can.
 
-    Rank 0 checks the plan's laws for all ranks, unless the plan was checked before, because `require_agreement` ensures that all
-    plans are equal. With `debug`, every rank checks them.
+    Rank 0 checks the plan's laws for all ranks, unless the plan was checked before. This is enough because `require_agreement`
+    ensures that all ranks have equal plans. With `debug`, every rank checks the laws.
     """
     if not plan.executable:
         return "the plan moves homes, so it can be scored but not run; plan with a solver that keeps homes."
@@ -32,7 +32,7 @@ def refusal(plan: Plan, rank: int, num_ranks: int, num_buffers: int, *, debug: b
 
 
 def require_agreement(group: Group, plan: Plan, refused: str, same_weights: bool) -> None:
-    """Raises InputError on all ranks unless all ranks can run the plan and have the same one. Collective.
+    """Raises InputError on all ranks unless all ranks have the same plan and can run it. Collective.
 
     `refused` is the reason why this rank cannot run the plan, or an empty string.
     """
@@ -46,7 +46,7 @@ def require_agreement(group: Group, plan: Plan, refused: str, same_weights: bool
 
 
 def fingerprint(plan: Plan) -> str:
-    """Returns a short fingerprint of everything in a plan that an engine reads. Plans with equal fingerprints run identically."""
+    """Returns a short fingerprint of the parts of a plan that an engine reads. Plans with equal fingerprints run identically."""
     state, head = hashlib.blake2b(digest_size=16), plan.header
     passes = head.schedule
     state.update(repr((head.redundant, head.slot_depth, head.model, head.cluster.to_dict())).encode())

@@ -1,4 +1,4 @@
-"""Look-up of transfer backends by name, both built-in ones and entry points, and the set of backends that an engine uses."""
+"""Look-up of transfer backends by name, either built-in or registered as entry points, and an engine's set of backends."""
 
 import contextlib
 import importlib
@@ -35,16 +35,16 @@ BACKENDS = {
 
 
 def backend_names() -> list[str]:
-    """Returns all names that `resolve_backend` knows, built-in ones first. Does not import any backend."""
+    """Returns all names that `resolve_backend` accepts, those of built-in backends first. Does not import any backend."""
     return [*BACKENDS, *(name for name in entry_point_names(ENTRY_POINTS) if name not in BACKENDS)]
 
 
 def default_backends(buffers: Buffers, group: Group) -> tuple[str, ...]:
-    """Returns the names of the default backends of an engine. Collective.
+    """Returns the names of the backends that an engine uses by default. Collective.
 
-    Copies inside a node use copy engines if slots are on a GPU, CuPy is installed, and ranks can open each other's memory. All
-    other copies use `Collective`. A GPU that cannot use copy engines is reported in the log. Host stores rarely save time and
-    must be requested.
+    Copies inside a node use copy engines if the slots are on a GPU, CuPy is installed, and the ranks can open each other's
+    memory. All other copies use `Collective`. If GPUs cannot use copy engines, the log says why. Host stores rarely save time and
+    are never chosen by default.
     """
     on_gpu = buffers.num_buffers > 0 and buffers.slot(0)[0].is_cuda
     if not any(group.gather(on_gpu)):
@@ -63,7 +63,7 @@ def default_backends(buffers: Buffers, group: Group) -> tuple[str, ...]:
 
 
 def resolve_backend(backend: str | TransferBackend) -> TransferBackend:
-    """Returns `backend` if it is an instance, or a new instance of the class with that name.
+    """Returns `backend` itself if it is a backend, or else a new instance of the class with this name.
 
     Raises:
         InputError: The name is unknown, the argument is not a backend, or a module that the backend `requires` is missing.
@@ -88,17 +88,17 @@ def resolve_backend(backend: str | TransferBackend) -> TransferBackend:
 
 
 def class_name(backend: str | TransferBackend) -> str:
-    """Returns the name of a backend's class without loading it. For another package's backend, returns the name as given."""
+    """Returns the class name of a built-in backend without importing it. Any other backend's name is returned as given."""
     return BACKENDS.get(backend, backend).rpartition(":")[2] if isinstance(backend, str) else type(backend).__name__
 
 
 def package_of(module: str) -> str:
-    """Returns the pip package of a module that a backend requires. Each of CuPy's wheels is for one major version of CUDA."""
+    """Returns the pip package of a module that a backend requires. CuPy has a separate package for each major version of CUDA."""
     return f"'foremoe[cupy-cuda{(torch.version.cuda or '13').partition('.')[0]}]'" if module == "cupy" else module
 
 
 class BackendSet:
-    """Numbered backends in order of preference. Opens all of them, and closes them if one cannot be opened."""
+    """Numbered backends in order of preference. Creating a set opens all of them, or closes them all if one cannot be opened."""
 
     def __init__(self, backends: Sequence[TransferBackend], group: Group, buffers: Buffers) -> None:
         self.backends = list(backends)
@@ -120,16 +120,16 @@ class BackendSet:
         return self.backends[number]
 
     def one_sided(self, number: int) -> bool:
-        """Returns True if destinations pull alone over a backend, and False for `NONE`."""
+        """Returns True if destinations pull over this backend without the source's help. Returns False for `NONE`."""
         return number != NONE and self.backends[number].one_sided
 
     def by_link(self) -> Array:
-        """Returns the backend that serves each link, or `NONE`, int64 [P]."""
+        """Returns the number of the backend that serves each link, or `NONE`, int64 [P]."""
         serving = [[b for b, x in enumerate(self.backends) if link in x.links and b not in self.retired] for link in Link]
         return np.array([numbers[0] if numbers else NONE for numbers in serving])
 
     def publish(self, plan: Plan, programme: Programme, route_C: Array, position: int, version: int) -> None:
-        """Publishes the experts that copies will pull for uses from `position` on, over their backends `route_C`. Collective."""
+        """Publishes the experts that will be pulled for uses from `position` on. `route_C` is each copy's backend. Collective."""
         one_sided = np.array([x.one_sided for x in self.backends])
         pulled_C = (programme.need_C >= position) & (route_C != NONE) & one_sided[route_C]
         for b, backend in enumerate(self.backends):
@@ -140,20 +140,20 @@ class BackendSet:
                 backend.publish(_entries(plan, programme, mine_C), version)
 
     def return_backend(self) -> int:
-        """Returns the backend that sends gradients home, which is the first two-sided one that is not retired, or `NONE`."""
+        """Returns the backend that sends gradients home: the first two-sided backend that is not retired, or `NONE`."""
         return next((b for b, x in enumerate(self.backends) if not x.one_sided and b not in self.retired), NONE)
 
     def replaceable(self) -> bool:
-        """Returns True if another backend could replace a two-sided backend. The result is the same on all ranks."""
+        """Returns True if a failed two-sided backend could be replaced by another one. The result is the same on all ranks."""
         left = [x for b, x in enumerate(self.backends) if b not in self.retired]
         return len(left) > 1 and not all(x.one_sided for x in left)
 
     def other_pulls(self, failed: int) -> list[int]:
-        """Returns one-sided backends that a pull may use in place of `failed`."""
+        """Returns the one-sided backends over which a pull may be repeated after it has failed on the backend `failed`."""
         return [b for b, x in enumerate(self.backends) if x.one_sided and b != failed and b not in self.sick]
 
     def forgive_pulls(self) -> None:
-        """Allows one-sided backends to be used again after a failure, because its cause may have been temporary."""
+        """Allows failed one-sided backends to be used again, because the cause of the failure may have been temporary."""
         self.sick = {b: why for b, why in self.sick.items() if not self.backends[b].one_sided}
 
     def failed_here(self, number: int, error: Exception) -> None:
@@ -167,11 +167,11 @@ class BackendSet:
         _logger.warning("rank %d: %s failed (%s)%s.", self._rank, self.names[number], self.sick[number], then)
 
     def failed(self) -> list[tuple[int, str]]:
-        """Returns two-sided backends that failed on this rank and are not retired yet, with the reasons."""
+        """Returns the two-sided backends that failed on this rank and are not retired yet, each with the reason."""
         return sorted((b, why) for b, why in self.sick.items() if not self.backends[b].one_sided and b not in self.retired)
 
     def give_up(self, failed_G: Sequence[Sequence[tuple[int, str]]]) -> list[int]:
-        """Retires backends that failed on any rank, given the results of `failed` on all ranks. Returns the newly retired ones.
+        """Retires backends that failed on any rank, given the results of `failed` on all ranks. Returns the backends retired now.
 
         Rank 0 logs the retirement for all ranks.
         """
@@ -194,7 +194,7 @@ class BackendSet:
         return weights if self.return_backend() != NONE else f"{weights}, and none for gradients: updates run at home placement"
 
     def close(self) -> None:
-        """Closes all backends, whatever state they are in. May be called twice."""
+        """Closes all backends, whatever their state. It may be called twice."""
         self._closing.close()
 
 

@@ -1,4 +1,4 @@
-"""Interface of transfer backends, which copy bytes between the ranks of one EP group, started early and awaited late."""
+"""Interface of transfer backends, which copy bytes between the ranks of one EP group while the model computes."""
 
 import abc
 from collections.abc import Sequence
@@ -18,9 +18,10 @@ HOST = -1  # source rank that stands for the host store of the destination's nod
 class Buffers(Protocol):
     """Locations of the weights and gradients of experts on this rank. Engine and backends access no other model memory.
 
-    An expert consists of one or more flat (1-D, contiguous) tensors, whose number, order and sizes are the same everywhere.
-    Layers are indices in the plan, experts are logical, and buffers are numbered as in `TransferList.buffer_C`. The memory of a
-    buffer must not change between `TransferBackend.open` and `close`. The memory of an expert at home may change between plans.
+    An expert consists of one or more flat (1-D, contiguous) tensors. Their number, order and sizes are the same for all experts
+    on all ranks. Layers are numbered as in the plan, experts are logical experts, and buffers are numbered as in
+    `TransferList.buffer_C`. The memory of a buffer must not change between `TransferBackend.open` and `close`. The memory of an
+    expert at home may change between plans.
     """
 
     num_buffers: int
@@ -35,7 +36,7 @@ class Buffers(Protocol):
         """Returns the main gradients of an expert whose home is this rank: float32, bfloat16, or float64 for float64 weights."""
 
     def slot_grad(self, buffer: int) -> Tensors:
-        """Returns the gradient of the replica in a buffer, in the dtype of `main_grad`, or in float32 if that is bfloat16."""
+        """Returns the gradient of the replica in a buffer. It has the dtype of `main_grad`, or float32 if that is bfloat16."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,13 +44,13 @@ class Copy:
     """Transfer of one expert's weights or gradient from one rank to another.
 
     Attributes:
-        key: Number of the copy in [0, 2**31 - 1), which is equal on both ends and unique among the copies in flight.
+        key: Number in [0, 2**31 - 1) that identifies the copy on both ends. It is unique among the copies in flight.
         layer: Layer of the plan.
         expert: Logical expert.
         src_rank: Rank that sends, or `HOST` for the host store of the destination's node.
         dst_rank: Rank that receives. It differs from the source.
-        src: Tensors to read on the source, or None on other ranks.
-        dst: Tensors to write on the destination, or None on other ranks.
+        src: Tensors that the source reads, or None on other ranks.
+        dst: Tensors that the destination writes, or None on other ranks.
     """
 
     key: int
@@ -81,20 +82,21 @@ class Entry:
 
 
 class TransferBackend(abc.ABC):
-    """Copies bytes for the engine. Until `open`, an instance is only a configuration.
+    """Copies bytes for the engine. An instance is only a configuration until it is opened with `open`.
 
     Every backend must keep these laws:
 
     * `start` does not wait for another rank.
     * Both ends start the same keys in the same order.
-    * After `wait`, work on the current stream sees ``dst == src`` bit for bit, and ``src`` may be reused.
-    * Bytes are copied without casts or sums.
+    * After `wait`, work on the current stream sees that ``dst`` equals ``src`` bit for bit, and ``src`` may be reused.
+    * Bytes are copied unchanged, without casts or sums.
     * Several handles may be in flight at once, and they may be awaited in any order.
 
     Attributes:
         links: Links that this backend serves.
-        one_sided: Whether the destination pulls alone. If so, `start` is called only on the destination, with ``src=None``, and
-            reads home weights but never gradients. Otherwise both ends call `start`, each with its own tensors.
+        one_sided: True if the destination pulls without the source's help. The engine then calls `start` only on the destination,
+            with ``src=None``, and only for home weights, never for gradients. If False, both ends call `start`, each with its own
+            tensors.
         requires: Names of modules that must be importable.
     """
 
@@ -108,29 +110,29 @@ class TransferBackend(abc.ABC):
 
     @abc.abstractmethod
     def open(self, rank: int, group: Group, buffers: Buffers) -> None:
-        """Prepares the backend on this rank. Called on all ranks of the group, which may communicate here."""
+        """Prepares the backend on this rank. All ranks of the group call it, so they may communicate here."""
 
     def publish(self, entries: Sequence[Entry], version: int) -> None:  # noqa: B027 (nothing to do is a good default)
         """Makes home weights readable for one-sided pulls.
 
-        Called on all ranks, with the same arguments, before the first `start` of a plan. Later pulls must see the weights of this
-        version or raise `StaleWeights`. Copies that this requires may be in flight until `finish`, and pulls wait for them. Home
-        ranks and addresses may differ from those of the previous call, so look them up in every call.
+        All ranks call it with the same arguments before the first `start` of a plan. Later pulls must see the weights of this
+        version or raise `StaleWeights`. If publishing copies weights, these copies may be in flight until `finish`, and pulls
+        wait for them. Home ranks and addresses may have changed since the previous call, so every call must look them up again.
 
         Args:
-            entries: Experts that the plan pulls through this backend on any rank, in the order of need and without duplicates.
-                Experts that were published before with the same version stay readable.
+            entries: Experts that any rank will pull through this backend in the plan, without duplicates and sorted by the use
+                that needs them first. Experts that were published before with the same version stay readable.
             version: Version of the weights, counted from 1.
         """
 
     def advance(self, position: int) -> None:  # noqa: B027 (nothing to do is a good default)
-        """Finishes this rank's background work that its next use, at `position`, needs.
+        """Finishes those parts of this rank's background work that the next use, at `position`, needs.
 
-        Called before every use of a plan, even if no copy starts. Never raises.
+        The engine calls it before every use of a plan, even if no copy starts. It never raises.
         """
 
     def finish(self) -> None:  # noqa: B027 (nothing to do is a good default)
-        """Waits until work that `publish` started no longer reads home weights. Called on all ranks when a plan ends.
+        """Waits until the work that `publish` started no longer reads home weights. All ranks call it when a plan ends.
 
         Raises:
             TransferError: Some of the published weights could not be made readable.
@@ -146,18 +148,18 @@ class TransferBackend(abc.ABC):
 
     @abc.abstractmethod
     def wait(self, handle: Any, timeout_s: float) -> None:
-        """Returns when the copies of a handle are done.
+        """Waits until the copies of a handle are done.
 
         Raises:
-            TransferError: A copy failed or took longer than `timeout_s`. The contents of the destination are undefined, but this
-                handle does not write to it any more. The source may be overwritten. If it was not read completely, `wait` on
-                the destination fails as well.
+            TransferError: A copy failed or took longer than `timeout_s`. The destination then has undefined content, but the
+                copies of this handle no longer write to it. The source may be overwritten. If the source was not read completely,
+                `wait` fails on the destination as well.
             StaleWeights: A one-sided source has weights of another version.
         """
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Releases all resources of `open`. May be called twice and after an error."""
+        """Releases all resources that `open` acquired. It may be called twice and after an error."""
 
     def _require_closed(self) -> None:
         if self._group is not None:

@@ -1,4 +1,4 @@
-"""`Carrier`: sends the weight copies of a plan over several backends, and replaces backends that fail."""
+"""`Carrier`: sends a plan's weight copies over several backends and replaces backends that fail."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -42,15 +42,15 @@ class Batch:
 class Carrier:
     """Sends and receives the weight copies of one rank.
 
-    A copy uses the first backend, in the given order, that serves its link, and all ranks agree on it (`route_C`). If a one-sided
-    pull fails, this rank alone repeats it at once over the other one-sided backends. If a two-sided backend fails on any rank,
-    all ranks retire it at the next pass boundary, and its remaining copies get new links.
+    Each copy uses the first backend in the given order that serves its link, and all ranks choose the same one (`route_C`). If a
+    one-sided pull fails, this rank repeats it at once over the other one-sided backends, without involving other ranks. If a
+    two-sided backend fails on any rank, all ranks retire it at the next pass boundary, and its remaining copies get new links.
 
-    A relay is sent from this rank's slot buffer after its own copy has arrived, if both copies use the same two-sided backend.
-    All other copies come from home, and so do all copies after a backend was retired. A rank that has nothing to pass on does not
+    For a relay, this rank passes on its own copy from its slot buffer, if both copies use the same two-sided backend. All other
+    copies come from the home, and so do all copies after a backend was retired. If a rank has nothing to pass on, it does not
     start its end of the copy, which counts as a failure of the backend.
 
-    On a GPU, copies start on one side stream and are awaited on another, so the model's stream waits only in `landing`.
+    On a GPU, one side stream starts copies and another one waits for them, so the model's stream waits only in `landing`.
     """
 
     def __init__(self, backends: BackendSet, buffers: Buffers, group: Group, timeout_s: float) -> None:
@@ -83,13 +83,14 @@ class Carrier:
         self.backends.publish(plan, self.programme, self.route_C, 0, version)
 
     def clock(self) -> float:
-        """Returns seconds since `zero_s`, the time when the plan began to run."""
+        """Returns the seconds that have passed since the plan began to run, at `zero_s`."""
         return time.perf_counter() - self.zero_s
 
     def start(self, position: int) -> None:
-        """Starts the copies of a position, after the work that is queued on the current stream.
+        """Starts the copies of a position after the work that is already queued on the current stream.
 
-        Waits for weights that this rank must publish for this use and, up to `timeout_s`, for its own copies of relayed experts.
+        Waits until this rank has published the weights that this use needs. For relayed experts, it also waits up to `timeout_s`
+        for this rank's own copies.
         """
         for backend in self.backends.backends:
             backend.advance(position)
@@ -97,7 +98,7 @@ class Carrier:
         self._launch(self.programme.starts.get(position, ()))
 
     def arrive(self, position: int) -> list[int]:
-        """Waits for the copies that the use at `position` needs here, on a GPU through `landing`. Returns the missing ones."""
+        """Waits for the copies that this rank needs at `position`, on a GPU through `landing`. Returns those that are missing."""
         missing = []
         for c in self.programme.arrivals.get(position, ()):
             batch = self._batch_C.pop(c, None)
@@ -118,19 +119,20 @@ class Carrier:
         return missing
 
     def release(self, position: int) -> None:
-        """Ends the use at `position`, and waits until the copies that this rank passed on for it have left its buffers.
+        """Ends the use at `position` and waits until the copies that this rank relayed for it have left their buffers.
 
-        All ranks have received the copies of a use before its last exchange, so this rarely waits.
+        All ranks have received the copies of a use before its last exchange, so this method rarely has to wait.
         """
         for batch in self._passed_on.pop(position, ()):
             self._wait(batch)
 
     def agree(self, position: int, settle: Callable[[], None]) -> list[str]:
-        """Retires two-sided backends that failed on any rank since the last pass boundary. Collective at every boundary.
+        """Retires the two-sided backends that have failed on any rank since the last pass boundary. Collective at each boundary.
 
-        If no other backend could take over, ranks do not communicate, because rows without replicas agree to run at home anyway.
-        `position` is the next use. `settle` waits for gradient returns, which must not be lost with their backend. Returns the
-        names of the newly retired backends, whose copies get other links.
+        If no other backend could take over, the ranks do not communicate here, because they agree later to run rows with missing
+        replicas at home. `position` is the position of the next use. `settle` is a function that waits for gradient returns,
+        because they must not be lost with their backend. Returns the names of the newly retired backends, whose copies get other
+        links.
 
         Raises:
             TransferError: Gradients were lost on any rank.
@@ -145,7 +147,7 @@ class Carrier:
         return [self.backends.names[b] for b in lost]
 
     def close(self) -> None:
-        """Closes all backends, whatever state they are in."""
+        """Closes all backends, whatever their state."""
         self._batches, self._batch_C = [], {}
         self.backends.close()
 
@@ -166,7 +168,7 @@ class Carrier:
             self._launch([c for c in self.programme.starts.get(start, ()) if again_C[c]])
 
     def finish(self) -> None:
-        """Waits for everything that is still in flight, so that the weights may change."""
+        """Waits for all transfers that are still in flight, so that the weights may change afterwards."""
         self._reap(len(self.programme.uses))
         # Pulls read homes of other ranks, whose optimizers may step after all ranks have reached this point.
         self.starts.synchronize()

@@ -1,4 +1,4 @@
-"""`Collective`: two-sided copies as torch.distributed point-to-point messages, over gloo between CPUs or NCCL between GPUs."""
+"""`Collective`: sends copies as point-to-point messages of torch.distributed, over gloo on CPUs and over NCCL on GPUs."""
 
 import time
 from collections.abc import Sequence
@@ -30,22 +30,23 @@ class _Messages:
 
 
 class Collective(TransferBackend):
-    """Sends every tensor of an expert as one message, in the order of keys.
+    """Sends every tensor of an expert as one message, in the order of the copies' keys.
 
-    Messages use a separate process group, so that they neither wait for the exchange of tokens nor break it. They are sent as
-    bytes, so all dtypes are supported, including fp8. Tensors without elements are not sent.
+    The messages use a separate process group, so that they neither wait for the exchange of tokens nor disturb it. They are sent
+    as bytes, so all dtypes are supported, including fp8. Tensors without elements are not sent.
 
     On a CPU (gloo), `wait` gives up after `timeout_s` and names the missing ranks. gloo then closes all connections of this rank.
-    Other handles in flight on this rank fail at once, and other ranks fail or time out when they next need this one. Copies are
-    impossible until the backend is closed and opened again on all ranks.
+    All other handles in flight on this rank fail at once, and other ranks fail or time out when they next need this rank. No
+    copies are possible until all ranks have closed and reopened the backend.
 
-    On a GPU (NCCL), the messages of one `start` are one group call on NCCL's own stream, which waits for the current stream.
-    `wait` makes the current stream wait and returns at once, so it ignores `timeout_s`. It raises failures that NCCL has already
-    reported, but does not detect a peer that never starts its end. In that case, NCCL's watchdog ends the process after the
-    group's `timeout_s`. `close` waits a few seconds for running copies and then aborts them.
+    On a GPU (NCCL), one call of `start` issues its messages as one group call on NCCL's own stream, which waits for the current
+    stream. `wait` makes the current stream wait and returns at once, so it ignores `timeout_s`. It raises an error for failures
+    that NCCL has already reported but does not detect a peer that never starts its end of the copy. In that case, NCCL's watchdog
+    ends the process after the group's `timeout_s`. `close` waits a few seconds for running copies and then aborts them.
 
     Args:
-        process_group: Process group to use instead. Its ranks must be those of the EP group, in the same order. It is not closed.
+        process_group: Process group to use instead of a new one. It must have the ranks of the EP group in the same order. It is
+            never closed by the backend.
     """
 
     links: ClassVar[frozenset[Link]] = frozenset({Link.PEER, Link.RDMA})

@@ -1,4 +1,4 @@
-"""Checks that homes do not change while a plan runs and, in debug mode, that copies equal their homes."""
+"""Checks that home weights do not change while a plan runs and, in debug mode, that copies equal the weights at home."""
 
 import hashlib
 
@@ -13,8 +13,8 @@ from foremoe.transfer.base import Buffers, Tensors
 class HomeWatch:
     """Detects in-place changes of this rank's home weights through torch's version counters.
 
-    Writes through ``.data`` or through another library's memory do not change these counters. After such writes, callers must
-    begin a new plan, which treats all weights as new.
+    Writes through ``.data``, or by another library that shares the memory, do not change these counters. After such a write, the
+    caller must begin a new plan, which treats all weights as new.
     """
 
     def __init__(self, plan: Plan, buffers: Buffers, rank: int) -> None:
@@ -26,7 +26,7 @@ class HomeWatch:
         self.version_L = [self._version(layer) for layer in range(plan.L)]
 
     def check(self, only: int | None = None) -> None:
-        """Raises `StaleWeights` if a home weight, optionally only of layer `only`, was written since this object was created."""
+        """Raises `StaleWeights` if a home weight, in layer `only` if given, was written since this object was created."""
         for layer in range(len(self._homes_L)) if only is None else (only,):
             if self._version(layer) != self.version_L[layer]:
                 stale = f"weights of layer {layer} at home on rank {self.rank} changed after the plan began, so copies are stale"
@@ -37,9 +37,10 @@ class HomeWatch:
 
 
 def watch_homes(plan: Plan, buffers: Buffers, rank: int, before: HomeWatch | None) -> tuple[HomeWatch | None, str]:
-    """Returns a watch over this rank's homes for a new plan, or the reason why the plan cannot run with them.
+    """Returns a watch over this rank's home weights for a new plan, and the reason why the plan cannot run.
 
-    `before` is the watch of the previous plan if the caller says that weights have not changed since.
+    The reason is an empty string if the plan can run. `before` is the previous plan's watch if the caller says that the weights
+    have not changed since that plan began.
     """
     try:
         if before is not None:
@@ -76,7 +77,7 @@ def digest(tensors: Tensors) -> str:
 
 
 class DebugContents:
-    """Fingerprints of all experts that a plan copies, taken at their homes. Creating this object is collective."""
+    """Fingerprints of all experts that a plan copies, computed from their home weights. Creating this object is collective."""
 
     def __init__(self, plan: Plan, buffers: Buffers, group: Group) -> None:
         pairs = set(zip(plan.transfers.layer_C.tolist(), plan.transfers.expert_C.tolist(), strict=True))
@@ -92,7 +93,7 @@ class DebugContents:
                 spoil(self._buffers.slot_grad(buffer))
 
     def check(self, layer: int, expert: int, tensors: Tensors) -> None:
-        """Raises `TransferError` if `tensors` are not the expert's weights."""
+        """Raises `TransferError` if the bytes of `tensors` are not the expert's weights."""
         if digest(tensors) != self._digest[layer, expert]:
             replica = f"the replica of expert {expert} of layer {layer} on rank {self._rank}"
             cause = "its buffer was overwritten, or a backend delivered wrong bytes"
@@ -107,7 +108,7 @@ class DebugContents:
 
 
 def spoil(tensors: Tensors) -> None:
-    """Fills tensors with NaN, or integers with ones, to reveal reads of released memory."""
+    """Fills tensors with NaN, or with ones if they hold integers, to reveal reads of released memory."""
     with torch.no_grad():
         for tensor in tensors:
             if tensor.is_floating_point() and tensor.element_size() > 1:

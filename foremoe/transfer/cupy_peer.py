@@ -1,4 +1,4 @@
-"""`CupyPeer`: one-sided pulls from the memory of another GPU of the node, with copy engines, through CuPy and CUDA IPC."""
+"""`CupyPeer`: pulls experts from the memory of other GPUs in the node with copy engines, through CuPy and CUDA IPC."""
 
 import contextlib
 import ctypes
@@ -36,21 +36,21 @@ class _Pulls:
 
 
 class CupyPeer(TransferBackend):
-    """Pulls experts directly from the GPU memory of their homes, with copy engines, which do not occupy any SM.
+    """Pulls experts directly from the GPU memory of their homes. The copies run on copy engines and do not occupy any SM.
 
-    `publish` sends every rank the locations of the home experts. These are CUDA IPC handles of device allocations, which are
-    opened once per process, or plain addresses for ranks that are threads of one process. Only changes are sent and opened. Homes
-    on another host cannot be reached. Close the backend on all ranks before a home frees its experts.
+    `publish` sends every rank the locations of the home experts. A location is a CUDA IPC handle of a device allocation, which
+    each process opens once, or a plain address if the ranks are threads of one process. Only new or changed locations are sent
+    and opened. Homes on another host cannot be reached. The backend must be closed on all ranks before a home frees its experts.
 
-    Weights are read in place, and their version is not verified. The home must not change them between `publish` and the end of
-    all ranks' copies, and such a change is not detected.
+    Weights are read in place, and their version is not verified. The home must not change its weights between `publish` and the
+    end of all ranks' copies. Such a change would not be detected.
 
-    CUDA cannot share some memory between processes, such as expandable segments and cudaMallocAsync. In this case, `publish`
-    copies the experts that other ranks pull into memory of foremoe's own, which is read instead. The homes may then move or be
-    offloaded.
+    CUDA cannot share some kinds of memory between processes, such as expandable segments or memory from cudaMallocAsync. In this
+    case, `publish` copies the experts that other ranks pull into memory that foremoe has allocated itself, and ranks read this
+    memory instead. The homes may then move or be offloaded.
 
     Args:
-        staged: Whether `publish` always copies experts.
+        staged: True if `publish` must always copy experts into foremoe's own memory.
     """
 
     links: ClassVar[frozenset[Link]] = frozenset({Link.PEER})
@@ -127,8 +127,11 @@ class CupyPeer(TransferBackend):
                 raise
 
     def wait(self, handle: _Pulls, timeout_s: float) -> None:
-        """Makes the current stream, but not the host, wait for the copies of a handle. There is no timeout, because no other rank
-        takes part. The error of a copy is raised by the next call that waits for the GPU."""
+        """Makes the current stream, but not the host, wait for the copies of a handle.
+
+        There is no timeout, because no other rank takes part. If a copy fails, the next call that waits for the GPU raises the
+        error.
+        """
         self._opened()
         for event in handle.done:
             torch.cuda.current_stream(self._device).wait_event(event)
@@ -252,7 +255,7 @@ class CupyPeer(TransferBackend):
 
 
 def cuda_runtime() -> Any:
-    """Returns CuPy's module of CUDA runtime calls."""
+    """Returns CuPy's module for CUDA runtime calls."""
     try:
         import cupy
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""`DeepEpEngine`: transfers a plan's weights and gradients row by row, with DeepEP's calls for redundant experts."""
+"""`DeepEpEngine`: transfers a plan's weights and gradients row by row, with DeepEP's functions for redundant experts."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -20,11 +20,11 @@ from foremoe.transfer.residency import Residencies, Residency, SlotContents
 
 
 class StackedBuffers(Buffers, Protocol):
-    """Buffers that hold experts contiguously, in the order of their slots.
+    """Buffers in which experts are contiguous and in the order of their slots.
 
     Attributes:
-        slots: Weights of all buffers, [num_buffers, ...], in DeepEP's memory.
-        slot_grads: Gradients of all buffers, float32 [num_buffers, n], in DeepEP's memory.
+        slots: Weights of all buffers, [num_buffers, ...], in memory allocated by DeepEP.
+        slot_grads: Gradients of all buffers, float32 [num_buffers, n], in memory allocated by DeepEP.
     """
 
     slots: Tensors
@@ -38,11 +38,11 @@ class StackedBuffers(Buffers, Protocol):
 
 
 class DeepEpEngine:
-    """Executes plans over an ``EPBuffer`` of DeepEP 2.5, with the interface of `Engine`. Never run on a GPU (docs/engines.md).
+    """Executes plans over an ``EPBuffer`` of DeepEP 2.5, with the interface of `Engine`. Not yet run on a GPU (docs/engines.md).
 
-    The copies of a use are one call of ``lb_prefetch_weights``. The replica gradients of a row are one call of
-    ``lb_reduce_grads`` per tensor. A replica that a buffer still holds is not sent again. Copies come from homes inside the
-    NVLink domain, which is the plan's node.
+    One call of ``lb_prefetch_weights`` makes all copies of a use. One call of ``lb_reduce_grads`` per tensor returns the replica
+    gradients of a row. A replica that is still in its buffer is not sent again. All copies come from homes inside the NVLink
+    domain, which the plan calls a node.
     """
 
     def __init__(self, buffers: StackedBuffers, ep: Any, group: Group, *, num_sms: int = 0) -> None:
@@ -55,8 +55,8 @@ class DeepEpEngine:
         """Starts a plan. Collective.
 
         Raises:
-            InputError: The plan does not match, differs between ranks, or has replicas outside their home's node. Raised on all
-                ranks.
+            InputError: The plan does not match this engine, differs between ranks, or has replicas outside their home's node.
+                Raised on all ranks.
         """
         t, rank, node_G = plan.transfers, self.group.rank, plan.header.cluster.node_of_rank_G
         refused = refusal(plan, rank, self.group.size, self.buffers.num_buffers, debug=False)
@@ -73,7 +73,7 @@ class DeepEpEngine:
         self._plan, self._next, self._open, self._event = plan, 0, None, None
 
     def prepare(self, micro_step: int, layer: int, phase: int) -> bool:
-        """Queues the copies of a use. Returns True, because no replica can be missing. Collective in the NVLink domain."""
+        """Queues the copies of a use. It returns True, because no replica can be missing. Collective in the NVLink domain."""
         plan = self._turn(micro_step, layer, phase)
         if self._open is None:
             t, copies = plan.transfers, range(self._bounds[self._next], self._bounds[self._next + 1])
@@ -91,7 +91,7 @@ class DeepEpEngine:
         return True
 
     def weights(self, micro_step: int, layer: int, phase: int) -> Residency:
-        """Returns the content of the slots, like `Engine.weights`."""
+        """Returns the content of the slots, as `Engine.weights` does."""
         self.prepare(micro_step, layer, phase)
         assert self._open is not None
         if self._event is not None:

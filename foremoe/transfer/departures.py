@@ -1,4 +1,4 @@
-"""`Departures`: holds back gradients and copies that a use allows, until the exchange that ends the use is queued."""
+"""`Departures`: delays the transfers that a use makes possible until the exchange at the end of the use is queued."""
 
 from foremoe.transfer.base import Buffers
 from foremoe.transfer.carrier import Carrier
@@ -8,10 +8,10 @@ from foremoe.transfer.returns import Returns
 
 
 class Departures:
-    """Holds back a use's gradients and the copies into its buffers.
+    """Holds back the gradients of a use and the copies into the buffers that the use has freed.
 
-    All ranks wait for the exchange, so nothing may occupy the links before it. The order is the same on all ranks: first the
-    gradients of a use, then copies for later uses.
+    All ranks wait for the exchange, so no other transfer may occupy the links before it. The order is the same on all ranks: the
+    gradients of a use come first, then the copies for later uses.
     """
 
     def __init__(self, carrier: Carrier, returns: Returns, buffers: Buffers, slots: SlotContents, *, debug: bool) -> None:
@@ -24,14 +24,14 @@ class Departures:
         self._unsent = micro_step, position
 
     def hold_buffers(self, position: int) -> None:
-        """Allows `launch` to start copies into the buffers of the use at `position`, which is over."""
+        """Allows `launch` to start copies into the buffers of the use at `position`, which has ended."""
         self._freed = position
 
     def settle(self, layer: int | None = None) -> None:
-        """Starts the gradients that are held back, and waits until all gradients have reached their homes.
+        """Starts to send the gradients that are held back and waits until all gradients have reached their homes.
 
         Args:
-            layer: Layer whose backward passes are all done. If main gradients are bf16, only the sums of this layer are added.
+            layer: Layer whose backward passes are all done. If main gradients are bf16, only this layer's sums are added to them.
         """
         self._send_gradients()
         self._returns.settle()

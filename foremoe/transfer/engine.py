@@ -1,4 +1,4 @@
-"""`Engine`: executes a plan's transfers while the model runs, fetches weights ahead of use, and handles failures."""
+"""`Engine`: executes a plan's transfers while the model runs, fetches weights before they are used, and handles failures."""
 
 import contextlib
 import dataclasses
@@ -32,18 +32,18 @@ class Engine:
     """Executes the transfers of one plan after another on one rank.
 
     For each use, in the order of the plan's schedule, call ``prepare(m, l, phase)``, exchange tokens, ``weights(m, l, phase)``,
-    compute, ``gradients(m, l)`` in backward, ``release(m, l, phase)``, exchange tokens, and ``launch()``. The last call lets
-    copies land in buffers that this use has read. If single layers are recomputed, request the weights of the backward use before
-    recomputation and release them after backward. If blocks of several layers are recomputed, that is a separate use.
+    compute, ``gradients(m, l)`` in backward, ``release(m, l, phase)``, exchange tokens, and ``launch()``. The last call allows
+    copies into buffers that this use has read. If layers are recomputed one by one, request the weights of the backward use
+    before recomputation and release them after backward. Recomputing a longer block is a separate use.
 
-    If a pull fails, this rank alone repeats it over another backend. If a two-sided backend fails, all ranks retire it at a pass
-    boundary. A row that lacks replicas runs at home on all ranks or, in backward, ends the step with an error on every rank that
-    names the cause. After a `TransferError`, only `close` may be called.
+    If a pull fails, this rank repeats it over another backend. If a two-sided backend fails, all ranks retire it at a pass
+    boundary. If a row lacks replicas in forward, it runs at home on all ranks. In backward, every rank ends the step with an
+    error that names the cause. After a `TransferError`, only `close` may be called.
 
     Args:
         buffers: Experts of the model and slots on this rank.
         group: EP group, given as a `Group`, a process group, or None for all ranks.
-        settings: Settings, which must be the same on all ranks. Creating an engine is collective, and compares them.
+        settings: Settings, which must be the same on all ranks. Creating an engine is collective and compares them.
         options: Fields of `EngineSettings` that override `settings`, such as ``backends=("collective",)``.
     """
 
@@ -75,9 +75,9 @@ class Engine:
         """Starts a plan. Collective.
 
         Args:
-            plan: Plan that keeps homes, the same on all ranks. Rank 0 checks it for all unless it is `Plan.checked`.
-            same_weights: Whether no rank has written a home weight since the previous plan began. If so, host stores stay valid.
-                Otherwise they are filled again.
+            plan: Plan with the homes of `buffers`, the same on all ranks. Rank 0 checks it for all unless `Plan.checked` is True.
+            same_weights: True if no rank has written a home weight since the previous plan began. Host stores then stay valid. If
+                False, they are filled again.
 
         Raises:
             InputError: The plan does not match this engine or differs between ranks. Raised on all ranks.
@@ -113,10 +113,10 @@ class Engine:
         self.launch()
 
     def prepare(self, micro_step: int, layer: int, phase: int) -> bool:
-        """Does the host's part of `weights`, so that a GPU can exchange tokens before its stream waits for copies.
+        """Does the host's part of `weights` in advance, so that a GPU can exchange tokens before its stream waits for copies.
 
         Returns:
-            False if a replica is missing here in forward, so that the row must run at home on all ranks.
+            False if this rank lacks a replica in forward, in which case the row must run at home on all ranks.
 
         Raises:
             InputError: The use is not the next one of the plan.
@@ -137,10 +137,10 @@ class Engine:
         return self._open.complete
 
     def weights(self, micro_step: int, layer: int, phase: int) -> Residency:
-        """Returns the content of this rank's slots for a use after it has arrived. It does not change until the use is released.
+        """Returns the content of this rank's slots for a use, after copies have arrived. It is fixed until the use is released.
 
-        On a GPU, the current stream waits for copies, so call it just before queueing the experts' products. In backward, the
-        gradients of replicas are then zero. Calls `prepare` if the caller has not, and raises the same errors.
+        On a GPU, the current stream waits for copies, so call this just before the experts' products are queued. In backward,
+        replica gradients are then zero. Calls `prepare` if the caller has not, and raises the same errors.
         """
         self.prepare(micro_step, layer, phase)
         assert self._open is not None
@@ -150,14 +150,14 @@ class Engine:
         return self._open
 
     def fall_back(self, micro_step: int, layer: int) -> None:
-        """Makes this row run at home, in forward and backward. All ranks must have agreed on it."""
+        """Makes this row run at home, in forward and backward. All ranks must have agreed to do so."""
         plan, _ = self._turn(micro_step, layer, Phase.FORWARD)
         self._fell_back[micro_step, layer] = None
         self._in_flight.discard((micro_step, layer))
         self._open = self._resident(plan, micro_step, layer, Phase.FORWARD)
 
     def gradients(self, micro_step: int, layer: int) -> None:
-        """Marks the backward pass of the row's experts as done on this rank, so that `launch` exchanges replica gradients."""
+        """Marks the backward pass of the row's experts as done on this rank, so that `launch` can exchange replica gradients."""
         _, position = self._turn(micro_step, layer, Phase.BACKWARD)
         if self._open is None or self._returned:
             raise InputError(f"call gradients once for micro-step {micro_step}, layer {layer}, between weights and release.")
@@ -167,13 +167,13 @@ class Engine:
             self._departures.hold_gradients(micro_step, position)
 
     def settle(self, layer: int | None = None) -> None:
-        """Waits until the gradients of all finished rows are at home, like `Departures.settle`. All ranks call it together."""
+        """Waits until the gradients of all finished rows are at home. See `Departures.settle`. All ranks call it together."""
         self._running()
         with self._step():
             self._departures.settle(layer)
 
     def release(self, micro_step: int, layer: int, phase: int) -> None:
-        """Ends the use on this rank, which frees its buffers, so that `launch` may fill them again."""
+        """Ends the use on this rank and frees its buffers, so that `launch` may fill them again."""
         _, position = self._turn(micro_step, layer, phase)
         if self._open is None:
             raise InputError(f"{use_text(micro_step, layer, phase)} is released before its weights were requested.")
@@ -184,19 +184,19 @@ class Engine:
         self._open, self._next, self._returned = None, position + 1, False
 
     def launch(self) -> None:
-        """Starts transfers that a use has allowed: first gradients to homes, then copies for later uses.
+        """Starts the transfers that were held back during a use: first gradients to their homes, then copies for later uses.
 
-        Call it after the use's last exchange, for which all ranks wait, is queued. Otherwise the next `prepare` does it.
+        Call it when the use's last exchange, for which all ranks wait, is queued. Otherwise the next `prepare` starts them.
         """
         self._running()
         with self._step():
             self._departures.launch()
 
     def end(self, *, partial: bool = False) -> Timeline:
-        """Ends the plan, after all gradients have reached the homes and nothing is in flight. Collective.
+        """Ends the plan after all gradients have reached their homes and no transfer is in flight. Collective.
 
         Args:
-            partial: Whether the stage stops early, after the same use on all ranks.
+            partial: True if the stage stops early. All ranks must stop after the same use.
 
         Raises:
             InputError: Some uses did not run and `partial` is not set.
@@ -233,7 +233,7 @@ class Engine:
         ).logged()  # fmt: skip
 
     def close(self) -> None:
-        """Closes all backends. May be called twice, or in the middle of a plan."""
+        """Closes all backends. It may be called twice or in the middle of a plan."""
         self._plan, self._ended = None, self._ended or "it was closed"
         with contextlib.closing(self.group) if self._owns_group else contextlib.nullcontext():
             self._carrier.close()

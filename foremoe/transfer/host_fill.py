@@ -1,4 +1,4 @@
-"""Filling of host stores: the missing experts, their writers and their order, and the thread that does a rank's part."""
+"""Filling of host stores: which experts are missing, who writes them in which order, and the thread that does a rank's part."""
 
 import threading
 from collections import Counter
@@ -21,7 +21,7 @@ _END = 2**62  # later than any use
 
 @dataclass(frozen=True, slots=True, order=True)
 class Fill:
-    """Expert that is missing in the store of a node. `writer`, a rank of that node, writes it before the use `need`."""
+    """Expert that is missing in a node's store. The rank `writer` of this node must write the expert before the use `need`."""
 
     node: int
     layer: int
@@ -37,16 +37,17 @@ class Fill:
 
     @property
     def crosses(self) -> bool:
-        """Returns whether the bytes come from another node."""
+        """Returns True if the bytes come from another node."""
         return self.home != self.writer
 
 
 def missing(
     entries: Sequence[Entry], node_G: Sequence[int], written: Mapping[tuple[int, int, int], int], version: int
 ) -> list[Fill]:
-    """Returns the experts of `version` that are missing in the stores of all nodes, in the order of the entries.
+    """Returns the experts whose weights of `version` are missing in the store of a node, in the order of the entries.
 
-    The result is the same on all ranks. `written` maps (node, layer, expert) to the version that was last written.
+    The result covers all nodes and is the same on all ranks. `written` maps (node, layer, expert) to the version that was last
+    written.
     """
     reader: dict[tuple[int, int, int], Entry] = {}
     for entry in entries:
@@ -61,8 +62,10 @@ def missing(
 
 
 def steps(fills: Sequence[Fill], bytes_of: Mapping[Key, int], step_bytes: int) -> list[list[Fill]]:
-    """Cuts fills into steps of a single layer, in order. In a step, no rank sends or receives more than `step_bytes` between
-    nodes, unless a single expert is larger."""
+    """Cuts fills into steps, in order, each of which belongs to a single layer.
+
+    In one step, no rank sends or receives more than `step_bytes` between nodes, unless a single expert is larger.
+    """
     parts: list[list[Fill]] = []
     load: Counter[tuple[str, int]] = Counter()
     for fill in fills:
@@ -78,10 +81,10 @@ def steps(fills: Sequence[Fill], bytes_of: Mapping[Key, int], step_bytes: int) -
 
 
 def agreed(group: Group, work: Callable[[], T], task: str = " cannot publish its weights") -> list[T]:
-    """Calls `work` on every rank and returns all results, by rank. Collective.
+    """Calls `work` on every rank and returns the results of all ranks, by rank. Collective.
 
     Raises:
-        TransferError: `work` failed on a rank. Raised on all ranks, so that none of them waits for it later.
+        TransferError: `work` failed on a rank. Raised on all ranks, so that none of them waits for this rank later.
     """
     result, raised = None, None
     try:
@@ -98,7 +101,7 @@ def agreed(group: Group, work: Callable[[], T], task: str = " cannot publish its
 def exchange(
     group: Group, device: torch.device, fills: Sequence[Fill], bytes_of: Mapping[Key, int], buffers: Buffers
 ) -> dict[Key, Tensors]:
-    """Sends experts from homes to writers on other nodes through memory of `device`. Returns the experts for this rank."""
+    """Sends experts from homes to writers on other nodes through memory of `device`. Returns the experts that arrive here."""
     out = sorted((fill for fill in fills if fill.home == group.rank), key=lambda fill: fill.writer)
     come = sorted((fill for fill in fills if fill.writer == group.rank), key=lambda fill: fill.home)
     num_sent_G, num_received_G = [0] * group.size, [0] * group.size
@@ -115,16 +118,17 @@ def exchange(
 
 
 class FillError(TransferError):
-    """A rank did not write its part of the host stores, so some published experts are missing."""
+    """Error for published experts that are missing because a rank did not write its part of the host stores."""
 
 
 class Filling(threading.Thread):
     """Thread that does one rank's part of filling the stores. All ranks run the same steps in the same order.
 
-    It ends when all ranks are done, or when one of them fails or reports a failure on `group`, which no other thread uses.
+    The thread ends when all ranks are done, or when one of them fails or reports a failure on `group`. No other thread uses
+    `group`.
 
     Attributes:
-        error: Reason why missing experts will not be written, after the thread has ended.
+        error: After the thread has ended, the reason why missing experts will not be written.
     """
 
     def __init__(self, group: Group, parts: Sequence[Sequence[Fill]], write: Callable[[Sequence[Fill]], None]) -> None:
@@ -135,7 +139,7 @@ class Filling(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        """Runs the steps."""
+        """Runs all steps."""
         try:
             for part in self._parts:
                 self._proceed(part[0].need)
@@ -152,7 +156,7 @@ class Filling(threading.Thread):
             self._proceed(_END)
 
     def passed(self, position: int) -> None:
-        """Waits until this rank has written the experts that uses up to `position` need, or has failed to."""
+        """Waits until this rank has written the experts that uses up to `position` need, or has failed to write them."""
         with self._changed:
             self._changed.wait_for(lambda: self._due > position)
 
@@ -169,7 +173,7 @@ class Filling(threading.Thread):
 
 
 def unpublished(key: Key, written: int | None, version: int, lack: str) -> TransferError:
-    """Returns the error for an expert that was never published, as `lack` says, or was last published with another version."""
+    """Returns the error for an expert that was last published with another version, or never, for the reason `lack`."""
     layer, expert = key
     if written is None:
         return TransferError(f"expert {expert} of layer {layer} {lack}; publish it before it is pulled.")

@@ -1,4 +1,4 @@
-"""`HostStore`: expert weights in memory that the ranks of a node share, each with the version of its last write."""
+"""`HostStore`: expert weights in memory that a node's ranks share, each with the version of the last write."""
 
 import contextlib
 import mmap
@@ -32,18 +32,20 @@ class _Place(NamedTuple):
 
 
 class HostStore:
-    """One rank's view of its node's store. Every rank of the node creates one over the same file and calls `place`, each with the
-    same arguments. No other agreement is needed.
+    """One rank's view of the store of its node.
+
+    Every rank of the node creates one such object over the same file and calls `place` with the same arguments as the other
+    ranks. The ranks need not agree on anything else.
 
     The store consists of equally large places, each for one expert. A place has three stamps in the shared memory: the version
-    whose writing has begun, the version whose writing is done, and a checksum of evenly sampled bytes. A reader reads the
-    second stamp before it copies and the other two stamps afterwards (`read`, then `check`). This detects concurrent
-    writes, and unfinished or other versions. It also detects bytes that anything else has overwritten, unless they lie
-    between two sampled bytes. Each version of an entry is written once. Readers may come before the writer. `version`
-    tells them when an entry is complete.
+    whose writing has begun, the version whose writing is done, and a checksum of evenly sampled bytes. A reader calls `read`,
+    which reads the second stamp and copies, and then `check`, which reads the other two stamps. This detects concurrent writes,
+    unfinished writes and wrong versions. It also detects bytes that were overwritten by something else, unless they lie between
+    two sampled bytes. Each version of an entry is written only once. A reader may come before the writer and can ask `version`
+    whether an entry is complete.
 
-    The file must be open and writable. It gets its size here and may be closed afterwards. Page-locked memory is for DMA to GPUs
-    of this process. Raises TransferError if there is not enough memory, or if it cannot be page-locked.
+    The file must be open and writable. It gets its size here and may be closed afterwards. Memory is page-locked for DMA to GPUs
+    of this process. Raises TransferError if there is not enough memory or if it cannot be page-locked.
     """
 
     def __init__(self, file: int, num_places: int, place_bytes: int, *, page_lock: bool = False) -> None:
@@ -69,7 +71,7 @@ class HostStore:
         return self._place[key].num_bytes
 
     def place(self, new: Mapping[Key, int], kept: Collection[Key] = ()) -> None:
-        """Assigns places to new entries in order, given as key -> bytes. Entries that are neither new nor kept are removed."""
+        """Assigns places to new entries, a mapping from key to bytes, in order. Removes entries that are neither new nor kept."""
         self._place = {key: self._place[key] for key in kept}
         taken = {place.row for place in self._place.values()}
         free = iter(sorted(set(range(self.num_places)) - taken))
@@ -78,7 +80,7 @@ class HostStore:
             self._place[key] = _Place(next(free), num_bytes)
 
     def write(self, weights: Mapping[Key, Tensors], version: int) -> None:
-        """Writes weights of a version to entries. The entries are complete when it returns."""
+        """Writes weights of a version to entries. The entries are complete when the method returns."""
         rows = [self._place[key].row for key in weights]
         self._stamp_N3[rows, _BEGUN] = version
         for key, tensors in weights.items():
@@ -103,8 +105,9 @@ class HostStore:
             self._stamp_N3[self._place[key].row] = other._stamp_N3[other._place[key].row]
 
     def read(self, key: Key, tensors: Tensors) -> int:
-        """Copies an entry into tensors. On a GPU, the copy is queued on the current stream. Returns the complete version before
-        the copy. Only `check` after the copy determines whether that version arrived.
+        """Copies an entry into tensors, and returns the version that was complete before the copy.
+
+        On a GPU, the copy is queued on the current stream. Call `check` after the copy to learn whether this version has arrived.
         """
         parts, found = self._parts(key, tensors), self.version(key)
         for stored, tensor in zip(parts, tensors, strict=True):
@@ -112,8 +115,10 @@ class HostStore:
         return found
 
     def check(self, key: Key, found: int, version: int) -> None:
-        """Raises StaleWeights if a finished copy, for which `read` returned `found`, has not read `version` completely, and
-        TransferError if the bytes differ from those that were written.
+        """Checks a finished copy, for which `read` returned `found`.
+
+        Raises StaleWeights if the copy did not read `version` completely, and TransferError if the stored bytes differ from the
+        bytes that were written.
         """
         layer, expert = key
         whole = self._mark(key) == int(self._stamp_N3[self._place[key].row, _MARK])
@@ -128,7 +133,7 @@ class HostStore:
             raise TransferError(f"expert {expert} of layer {layer} was overwritten in the host store; {cure}.")
 
     def close(self) -> None:
-        """Releases page lock and memory, which is freed when the last rank closes. May be called twice."""
+        """Releases the page lock and the memory, which is freed when the last rank closes. It may be called twice."""
         if self._map is None:
             return
         if self._locked_address:
@@ -174,13 +179,15 @@ def _fence() -> None:
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a flat tensor's memory as uint8."""
+    """Returns a flat tensor's memory as a uint8 tensor."""
     return tensor.detach().view(torch.uint8)
 
 
 class NodeFile:
-    """A file that all ranks of a node open. Afterwards its name is removed, so nothing is left behind, however a process ends.
-    Until then, the file is empty. All ranks know its name before it is created, so that any surviving rank can remove it.
+    """A file that all ranks of a node open.
+
+    When all have opened it, its name is removed, so nothing is left behind even if a process is killed. Until then, the file is
+    empty. All ranks know its name before it is created, so that any surviving rank can remove it.
     """
 
     def __init__(self, name: str) -> None:
@@ -188,11 +195,11 @@ class NodeFile:
         self.descriptor = -1
 
     def open(self, *, create: bool = False) -> None:
-        """Opens the file. One rank must create it before the others open it."""
+        """Opens the file. One rank must create it before the other ranks open it."""
         self.descriptor = os.open(self.path, os.O_RDWR | (os.O_CREAT | os.O_EXCL if create else 0), 0o600)
 
     def unlink(self) -> None:
-        """Removes the file's name. May be called by any rank, any number of times."""
+        """Removes the file's name. Any rank may call it, any number of times."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.path)
 
@@ -218,10 +225,11 @@ def _aligned(num_bytes: int) -> int:
 
 
 def reserve_share(file: int, num_places: int, place_bytes: int, share: int, num_shares: int) -> None:
-    """Allocates the memory of every `num_shares`-th place of a future store, starting at place `share`.
+    """Allocates memory for every `num_shares`-th place of a store that will be created, starting at place `share`.
 
     Memory is allocated on the NUMA node of the processor that requests it. If every rank of a node allocates a share before the
-    store is created, the store is spread over the NUMA nodes of all ranks, and copies use all of their memory channels.
+    store is created, the store is spread over the NUMA nodes of all ranks. Copies can then use the memory channels of all these
+    NUMA nodes.
     """
     head_bytes, place_bytes = _head_bytes(num_places), _aligned(place_bytes)
     for place in range(share, num_places if place_bytes else 0, num_shares):

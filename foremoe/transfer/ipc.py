@@ -1,4 +1,4 @@
-"""Identification of rank processes, and a check that they can open each other's GPU memory through CUDA IPC."""
+"""Identification of the ranks' processes, and a check that they can open each other's GPU memory through CUDA IPC."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from foremoe.distributed.group import Group
 
 
 class Process(NamedTuple):
-    """Identity of a rank's process and host. Memory handles are for other processes of the same host.
+    """Identity of a rank's process and host. A memory handle can only be opened by other processes of the same host.
 
-    Containers of one machine may share its host name and process numbers, and machines from one image may share their names.
-    `host` therefore contains the kernel's own identifier, and `mark` is unique to this process, except for its forks.
+    Containers of one machine may have the same host name and the same process numbers, and machines from one image may have the
+    same name. `host` therefore contains the kernel's own identifier, and `mark` is unique to this process, except for its forks.
     """
 
     host: str
@@ -33,10 +33,10 @@ def this_process() -> Process:
 def fault_between(cuda: Any, group: Group) -> str:
     """Returns the reason why processes of one host cannot open each other's GPU memory, or an empty string. Collective.
 
-    Every rank offers an allocation of its own and opens those of the others.
+    Every rank offers one allocation and opens the allocations of the other ranks.
 
     Args:
-        cuda: CuPy's module of runtime calls, or the reason why this rank does not have it.
+        cuda: CuPy's module for CUDA runtime calls, or the reason why this rank does not have it.
     """
     base, handle, fault = 0, b"", ""
     try:

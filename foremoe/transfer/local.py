@@ -1,4 +1,4 @@
-"""`Local`: copies between ranks that are threads of one process, as a minimal model of a two-sided backend."""
+"""`Local`: a minimal two-sided backend, which copies between ranks that are threads of one process."""
 
 import threading
 from collections.abc import Sequence
@@ -30,10 +30,10 @@ class _Desk:
 
 
 class Local(TransferBackend):
-    """Copies when the second of the two ends starts.
+    """Copies when the second of the two ends has called `start`.
 
-    It is the executable specification of a two-sided backend, and is used for tests and simulations on a `ThreadGroup`. It serves
-    all links, so it can replace any other backend.
+    This class is the executable specification of a two-sided backend. It is used for tests and simulations on a `ThreadGroup`. It
+    serves all links and can therefore replace any other backend.
     """
 
     links: ClassVar[frozenset[Link]] = frozenset(Link)

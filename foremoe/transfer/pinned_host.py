@@ -1,4 +1,4 @@
-"""`PinnedHost`: one-sided pulls from a store in host memory that the ranks of a node share, by DMA on a GPU."""
+"""`PinnedHost`: pulls experts from a store in host memory that the ranks of a node share, through DMA if slots are on a GPU."""
 
 import contextlib
 import secrets
@@ -37,17 +37,19 @@ class _Pulls:
 
 
 class PinnedHost(TransferBackend):
-    """Pulls experts from the host store of the rank's own node, without touching another rank or its links.
+    """Pulls experts from the host store of the rank's own node, without using another rank or its links.
 
-    The store holds only experts that plans send over the host link. `publish` makes room for them and returns. A thread writes
-    them in the order in which uses need them. Each expert is written once per node, by its home rank, or by the first rank that
-    reads it if the home is on another node. Traffic between nodes uses a separate process group, with NCCL if the EP group has
-    it, and otherwise gloo. A pull waits for its own expert. `advance` waits for this rank's part of the next use, so that copies
-    of the filling are never queued behind kernels that wait for them. If a rank cannot write its part, pulls of missing experts
-    and `finish` raise `FillError`, which names the rank, on all ranks, and the next `publish` fills everything again.
+    The store holds only experts that plans send over the host link. `publish` makes room for them and returns. A thread then
+    writes them in the order in which uses need them. Each expert is written once per node: by its home rank or, if the home is on
+    another node, by the first rank that reads it. Traffic between nodes uses a separate process group, with NCCL if the EP group
+    has it and with gloo otherwise. A pull waits only for its own expert. `advance` waits until this rank has written its part for
+    the next use, so that the thread's copies are never queued behind kernels that wait for them. If a rank cannot write its part,
+    `finish` and pulls of missing experts raise `FillError` on all ranks. This error names the rank, and the next `publish` fills
+    everything again.
 
-    The store is an unnamed file in /dev/shm, so nothing is left behind, however a process ends. It does not shrink before
-    `close`. On a GPU, it is page-locked, and copies run on separate streams. On a CPU, `start` copies stored experts at once.
+    The store is an unnamed file in /dev/shm, so nothing is left behind even if a process is killed. It does not shrink before
+    `close`. On a GPU, the store is page-locked, and copies run on separate streams. On a CPU, `start` immediately copies experts
+    that are already stored.
 
     Args:
         node_of_rank_G: Node of every rank of the group. Ranks of one node must be able to open the same files. By default, ranks
@@ -126,10 +128,9 @@ class PinnedHost(TransferBackend):
         return pulls
 
     def wait(self, handle: _Pulls, timeout_s: float) -> None:
-        """Returns when the copies of a handle are done. The host waits for experts that are not stored yet. For copies on a GPU,
-        the current stream waits, but not the host.
+        """Waits for a handle's copies. On a GPU, only the current stream waits for them. The host waits for experts to be stored.
 
-        Stamps are checked here. Later writes can only come from a `publish`, which first finishes this rank's copies.
+        Checks the stamps. Only another `publish` can write later, and it first finishes this rank's copies.
         """
         self._opened()
         until = time.monotonic() + timeout_s

@@ -26,7 +26,7 @@ class Residency:
 
 
 class SlotContents:
-    """Expert in each buffer of this rank, as far as known."""
+    """The expert that each buffer of this rank holds, as far as known."""
 
     def __init__(self) -> None:
         self.expert_of = dict[int, tuple[int, int]]()  # buffer -> (layer, expert)
@@ -39,7 +39,7 @@ class SlotContents:
             del self.buffer_of[key]
 
     def take(self, t: TransferList, copies: Iterable[int], missing: Container[int]) -> None:
-        """Records the copies to this rank that have arrived in their buffers, except for missing ones."""
+        """Records that copies to this rank have arrived in their buffers, except for missing ones."""
         for c in copies:
             buffer, key = int(t.buffer_C[c]), (int(t.layer_C[c]), int(t.expert_C[c]))
             self.drop(buffer)
@@ -49,11 +49,11 @@ class SlotContents:
 
 
 class Residencies:
-    """Content of a rank's slots in the uses of one plan. Tensors at home are looked up only once.
+    """Content of a rank's slots in the uses of one plan. The tensors of experts at home are looked up only once.
 
     Attributes:
-        replicas_ML: Whether a redundant slot of any rank serves pairs in each row.
-        homes: Tensors of base slots, by layer and kind: gradients (True) or weights (False).
+        replicas_ML: For each row, whether a redundant slot of any rank serves pairs.
+        homes: Tensors of the base slots, by layer and by kind (True for gradients, False for weights).
     """
 
     def __init__(self, plan: Plan, rank: int, buffers: Buffers, contents: SlotContents) -> None:
@@ -67,7 +67,7 @@ class Residencies:
         """Returns the tensors of every slot in a use.
 
         Raises:
-            TransferError: A replica that forward used is missing in backward or recomputation.
+            TransferError: A replica that was used in forward is missing in backward or in recomputation.
         """
         expert_S, served_R, rank = self._expert_MLS[m][layer], self._served_MLR[m][layer], self._rank
         expert_B, expert_R = expert_S[: self._base], expert_S[self._base :]

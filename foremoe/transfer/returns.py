@@ -1,4 +1,4 @@
-"""`Returns`: sends gradients of replicas home, where they are added in a fixed order."""
+"""`Returns`: sends the gradients of replicas to their homes, where they are added in a fixed order."""
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,20 +28,20 @@ class _Sent:
 
 
 class Returns:
-    """Gradient returns of one rank.
+    """The gradient returns of one rank.
 
-    The gradient returns of a row start after the last exchange of its backward pass. They are added to `main_grad` when
-    `prefetch` more rows have sent their gradients, when a gradient buffer is needed again, when more than `return_bytes`
-    would be staged, or at the end. These points depend only on the plan, not on timing, so sums are the same in every
-    run. An expert's gradients are added row by row, and within a row in the order of replica ranks.
+    The gradient returns of a row start after the last exchange of its backward pass. They are added to `main_grad` at the first
+    of four points: `prefetch` more rows have sent their gradients, a gradient buffer is needed again, more than `return_bytes`
+    would be staged, or the plan ends. These points depend on the plan and not on timing, so the sums are the same in every run.
+    An expert's gradients are added row by row, and within a row in the order of the replicas' ranks.
 
-    If main gradients are bf16, the gradients returned to an expert are summed in float32 and added once, by `add_up` or
-    at the end. A main gradient is then rounded only once more than without replicas, regardless of their number. The sums
-    take four bytes per weight of the experts that receive gradients.
+    If main gradients are bf16, the gradients returned to an expert are summed in float32 and added once, by `add_up` or at the
+    end. Regardless of the number of replicas, a main gradient is then rounded only once more than without replicas. The sums take
+    four bytes for each weight of the experts that receive gradients.
 
-    If a home would stage more than the limit for a row, the gradients of the row are returned in rounds. Each round
-    starts when the home has added the previous one. Rounds are numbered over all ranks, and a rank waits only for earlier
-    rounds, so there are no deadlocks.
+    If a home would have to stage more than the limit for one row, the gradients of this row are returned in rounds. Each round
+    starts when the home has added the gradients of the previous round. Rounds are numbered over all ranks, and a rank waits only
+    for earlier rounds, so there are no deadlocks.
     """
 
     def __init__(self, carrier: Carrier, buffers: Buffers, rank: int, settings: EngineSettings) -> None:
@@ -104,16 +104,16 @@ class Returns:
             self._settle_oldest()
 
     def settle(self, buffer: int | None = None) -> None:
-        """Adds gradient returns in flight, either all of them or up to the row that still reads the gradient of `buffer`."""
+        """Adds gradient returns in flight, either all of them or only up to the row that still reads the gradient of `buffer`."""
         while self._under_way and (buffer is None or any(buffer in sent.buffers for sent in self._under_way)):
             self._settle_oldest()
 
     def expect(self, buffers: Iterable[int]) -> None:
-        """Announces that the present use will add to the gradients of buffers."""
+        """Announces that the present use will add to the gradients in these buffers."""
         self._stale = list(buffers)
 
     def renew(self) -> None:
-        """Prepares the gradients of announced buffers for addition. Does so once per announcement."""
+        """Zeroes the gradients in announced buffers, once per announcement, after gradient returns that still read them."""
         while self._stale:
             buffer = self._stale.pop()
             self.settle(buffer)
@@ -142,7 +142,7 @@ class Returns:
                     grad.fill_(float("nan"))
 
     def add_up(self, layer: int | None = None) -> None:
-        """Adds float32 sums to bf16 main gradients, for all layers or for one layer that will not receive more gradients."""
+        """Adds the float32 sums to bf16 main gradients, either for all layers or for one that will not receive more gradients."""
         for key in [key for key in self._sums if layer in (None, key[0])]:
             for total, part in zip(self._buffers.main_grad(*key), self._sums.pop(key), strict=True):
                 total.add_(part)

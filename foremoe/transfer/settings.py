@@ -1,4 +1,4 @@
-"""`EngineSettings`: settings of an engine, declared and checked once for `Engine`, `Runtime` and the adapters."""
+"""`EngineSettings`: settings of an engine, declared and checked in one place for `Engine`, `Runtime` and the adapters."""
 
 from __future__ import annotations
 
@@ -25,11 +25,13 @@ class EngineSettings:
 
     Attributes:
         backends: Transfer backends in order of preference, given as instances or names. Defaults to `default_backends`.
-        prefetch: Maximum number of uses by which a copy may start ahead of its own use, if its buffer is free.
-        return_bytes: Maximum bytes of arriving replica gradients that a rank stages at once. A single gradient may be larger.
-            Smaller values save memory but increase waiting in backward.
-        timeout_s: Timeout for a copy in seconds. Messages between ranks have the timeout of the group, which should be longer.
-        debug: Whether to compare replicas with their homes, and to fill released buffers and gradients with NaN. This is slow.
+        prefetch: Maximum number of uses by which a copy may start before its own use. It starts later if its buffer is not yet
+            free.
+        return_bytes: Maximum size in bytes of the arriving replica gradients that a rank stages at once. A single gradient may be
+            larger. A smaller value saves memory but makes ranks wait longer in backward.
+        timeout_s: Timeout in seconds for a copy. Messages between ranks have the timeout of the group, which should be longer.
+        debug: Whether to compare replicas with their homes and to fill released buffers and gradients with NaN. These checks are
+            slow.
 
     Raises:
         InputError: A value is not valid.
@@ -53,7 +55,7 @@ class EngineSettings:
 
     @classmethod
     def of(cls, given: Any = None, /, **options: Any) -> Self:
-        """Returns `given` as settings, overridden by `options`. It is settings, a mapping such as a config node, or None.
+        """Returns settings made from `given` (settings, a mapping such as a config node, or None), overridden by `options`.
 
         Raises:
             InputError: A name does not exist, or a value is not valid.
@@ -70,7 +72,7 @@ class EngineSettings:
         return dataclasses.replace(given, **table) if isinstance(given, cls) else cls(**table)
 
     def agreed(self) -> dict[str, str]:
-        """Returns the values, as strings, of all settings that must be the same on all ranks of a group, by name."""
+        """Returns, by name and as strings, the values of all settings that must be the same on all ranks of a group."""
         names = [field.name for field in dataclasses.fields(self) if field.name not in self.ranks_own]
         found = {key: text for name in names for key, text in texts(name, getattr(self, name)).items()}
         if self.backends is not None:  # a name stands for an instance of its class

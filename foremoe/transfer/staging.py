@@ -1,4 +1,4 @@
-"""`Staging`: copies home experts into device memory of foremoe's own, for ranks that cannot read the homes directly."""
+"""`Staging`: copies home experts into separate device memory, for ranks that cannot read the homes directly."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ALIGNED_BYTES = 256
 
 
 class Piece(NamedTuple):
-    """Tensor of an expert in its home's address space, `offset` bytes after the start `base` of the allocation."""
+    """Tensor of an expert in its home's address space. It starts `offset` bytes after `base`, the start of the allocation."""
 
     base: int
     offset: int
@@ -23,13 +23,13 @@ class Piece(NamedTuple):
 
 
 class Staging:
-    """Experts of one version of the weights, copied by `put`. Their memory does not change until that version ends.
+    """Experts of one version of the weights, which `put` has copied. Their memory does not change until this version ends.
 
-    Allocations come from cudaMalloc, so other processes can open them regardless of torch's allocator, even if the homes move.
-    The next version reuses the same memory if it is large enough.
+    The memory comes from cudaMalloc. Other processes can therefore open it whatever allocator torch uses, even if the homes move.
+    The next version reuses the memory if it is large enough.
 
     Args:
-        cuda: CuPy's module of runtime calls.
+        cuda: CuPy's module for CUDA runtime calls.
     """
 
     def __init__(self, cuda: Any) -> None:
@@ -38,11 +38,11 @@ class Staging:
         self._pieces: dict[Key, tuple[Piece, ...]] = {}
 
     def put(self, keys: Set[Key], kept: Set[Key], buffers: Buffers) -> dict[Key, tuple[Piece, ...]]:
-        """Returns the locations of experts, and queues copies of new ones on the current stream.
+        """Returns the locations of experts, and queues copy operations for new ones on the current stream.
 
         Args:
             keys: Experts to stage.
-            kept: Experts of this version that `put` has already copied. All others are copied now.
+            kept: Experts of this version that `put` has already copied. All other experts are copied now.
         """
         self._pieces = {key: pieces for key, pieces in self._pieces.items() if key in kept and key in keys}
         homes = {key: buffers.home(*key) for key in sorted(keys - self._pieces.keys())}
@@ -62,7 +62,7 @@ class Staging:
         return dict(self._pieces)
 
     def free(self, *, everything: bool = False) -> None:
-        """Frees empty allocations. Call it only when no other process has them open."""
+        """Frees unused allocations. Call it only when no other process has them open."""
         used = set() if everything else {piece.base for pieces in self._pieces.values() for piece in pieces}
         for base in self._size_of.keys() - used:
             del self._size_of[base]
@@ -82,7 +82,7 @@ class Staging:
 
 
 def require_on_gpu(key: Key, tensor: torch.Tensor) -> None:
-    """Raises InputError for an expert that copy engines of a GPU cannot read."""
+    """Raises InputError for an expert that a GPU's copy engines cannot read."""
     if not tensor.is_cuda:
         raise InputError(f"expert {key[1]} of layer {key[0]} lies on {tensor.device}, not on a GPU; use pinned_host.")
 

@@ -1,4 +1,4 @@
-"""Side streams of the engine, and events for which the model's stream must wait. On a CPU, the host waits instead."""
+"""The engine's side streams, and the events for which the model's stream must wait. On a CPU, the host waits instead."""
 
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,7 +12,7 @@ _LOWEST = 0
 
 
 class SideStream:
-    """Orders copies relative to the model's work without delaying the model's stream.
+    """Stream that orders copy operations relative to the model's work without delaying the model's stream.
 
     Args:
         device: Device of the model. On a CPU, the methods do nothing.
@@ -29,7 +29,7 @@ class SideStream:
             yield
 
     def follow(self, events: Iterable[torch.cuda.Event] = ()) -> None:
-        """Makes this stream wait for the work that is queued on the current stream, and for events."""
+        """Makes this stream wait for the work that is already queued on the current stream, and for events."""
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
             for event in events:
@@ -40,20 +40,20 @@ class SideStream:
         return [] if self._stream is None else [self._stream.record_event()]
 
     def synchronize(self) -> None:
-        """Makes the host wait for the work that is queued on this stream."""
+        """Makes the host wait for all work that is queued on this stream."""
         if self._stream is not None:
             self._stream.synchronize()
 
 
 class Landing:
-    """Events after copies that a use needs, kept until the model's stream waits for them."""
+    """Events that mark the end of copies that a use needs. They are kept until the model's stream waits for them."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._events, self._waits = list[torch.cuda.Event](), list[Wait]()
 
     def add(self, events: Sequence[torch.cuda.Event], waits: list[Wait]) -> None:
-        """Adds events of a copy. `waits` belong to its log entry, and the wait of the stream is stored in the last one."""
+        """Adds the events of a copy. `waits` belong to the copy's log entry. The stream's wait is stored in the last of them."""
         self._events += events
         self._waits = waits
 

@@ -1,4 +1,4 @@
-"""`Timeline`: the times at which an engine's copies ran in one stage, as seen from one rank."""
+"""`Timeline`: when the copies of an engine ran in one stage, as seen from one rank."""
 
 import logging
 import time
@@ -13,7 +13,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Event(NamedTuple):
-    """Copy that reached this rank or failed to reach it."""
+    """A copy that reached this rank or failed to reach it."""
 
     kind: str  # "weights" or "gradient"
     micro_step: int
@@ -29,7 +29,7 @@ class Event(NamedTuple):
 
 
 class Wait:
-    """Wait of this rank's host, or on a GPU of its current stream, from the start to the end of a ``with`` block."""
+    """Time that this rank's host, or on a GPU its current stream, waits between the start and the end of a ``with`` block."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -58,7 +58,7 @@ class Wait:
 
 
 class Log:
-    """Log of events. The durations of waits are read at the end."""
+    """Log of events. The durations of waits are read only at the end."""
 
     def __init__(self) -> None:
         self._lines: list[tuple[Event, list[Wait]]] = []
@@ -79,9 +79,9 @@ class Timeline:
     Attributes:
         begin_s: Duration of `Engine.begin` in seconds.
         wall_s: Seconds from the end of `Engine.begin` to the end of `Engine.end`.
-        events: Every ``Event``, in the order in which the engine knew that copies had arrived or failed.
+        events: All events, in the order in which the engine learned that copies had arrived or failed.
         fell_back: Rows (micro-step, layer) that ran at home.
-        retired: Two-sided backends that ranks have retired in this stage or before.
+        retired: Two-sided backends that the ranks have retired in this stage or in an earlier one.
     """
 
     rank: int
@@ -92,7 +92,7 @@ class Timeline:
     retired: tuple[str, ...] = ()
 
     def logged(self) -> Self:
-        """Logs deviations from the plan, in each rank's copies and, on rank 0, in the rows of all ranks. Returns the timeline."""
+        """Logs which copies of this rank and, on rank 0, which rows of all ranks deviated from the plan. Returns itself."""
         told = self.to_dict()
         if told["failed_over"] or told["missing"]:
             _logger.warning(
@@ -109,12 +109,12 @@ class Timeline:
 
     @property
     def exposed_s(self) -> float:
-        """Seconds that this rank waited for copies."""
+        """Seconds for which this rank waited for copies."""
         return sum(event.exposed_s for event in self.events)
 
     @property
     def bytes_by_backend(self) -> dict[str, int]:
-        """Bytes that reached this rank, by backend."""
+        """Number of bytes that reached this rank, by backend."""
         total: dict[str, int] = {}
         for event in self.events:
             if event.outcome != "missing":
@@ -122,7 +122,7 @@ class Timeline:
         return total
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns totals for metrics and JSON."""
+        """Returns totals in a form that suits metrics and JSON."""
         return {
             "rank": self.rank, "begin_s": self.begin_s, "wall_s": self.wall_s, "exposed_s": self.exposed_s,
             "weight_copies": sum(e.kind == "weights" for e in self.events),
@@ -133,12 +133,12 @@ class Timeline:
         }  # fmt: skip
 
     def to_trace(self, begin_s: float = 0.0) -> TraceEvents:
-        """Returns a trace for Perfetto, with one group for this rank, tracks for each backend's copies, and a track for stalls.
+        """Returns a trace for Perfetto. This rank is one group, with tracks for each backend's copies and a track for stalls.
 
-        Add the events of several ranks to one trace, or load it next to a profiler's trace.
+        The events of several ranks can be added to one trace, and a trace can be loaded next to that of a profiler.
 
         Args:
-            begin_s: Start of the stage on the clock of the other trace, in seconds.
+            begin_s: Start of the stage on the clock of the profiler's trace, in seconds.
         """
         out = TraceEvents()
         out.process(self.rank, f"foremoe, rank {self.rank}")

@@ -1,5 +1,6 @@
-"""foremoe inside Megatron-Core. `attach` adds physical slots to every ``MoELayer`` of a built model, and
-`forward_backward` runs it with plans. Requires megatron-core.
+"""foremoe inside Megatron-Core. Requires megatron-core.
+
+`attach` adds physical slots to every ``MoELayer`` of a built model, and `forward_backward` runs the model with plans.
 """
 
 from foremoe.base.errors import InputError

@@ -1,4 +1,4 @@
-"""`attach`: adds foremoe to a Megatron-Core program in two lines."""
+"""`attach`: adds foremoe to a program that uses Megatron-Core, with two lines of code."""
 
 from __future__ import annotations
 
@@ -53,15 +53,15 @@ def attach(model_chunks: Any, settings: AttachSettings | None = None, **options:
             losses = forward_backward_func(...)
 
     No parameter of the model is added, renamed or moved, and outside a stage every layer runs as before. Collective: every rank
-    of the job must attach, with the same settings, before or after DDP and the optimizer are created.
+    of the job must attach with the same settings, before or after DDP and the optimizer are created.
 
     Args:
-        model_chunks: The model, or the list of model chunks of an interleaved pipeline. May be wrapped, for example in DDP.
-        settings: Settings of slots, planner and engine. Defaults to ``AttachSettings()``.
+        model_chunks: The model, or the list of model chunks of an interleaved pipeline. Each may be wrapped, for example in DDP.
+        settings: Settings of the slots, the planner and the engine. Defaults to ``AttachSettings()``.
         options: Fields of `AttachSettings`, such as ``redundant=2``, which override `settings`.
 
     Raises:
-        InputError: A setting is invalid or differs between ranks, or a layout is not supported. Raised on all ranks.
+        InputError: A setting is invalid or differs between ranks, or the layout is not supported. Raised on all ranks.
     """
     return attach_as(model_chunks, partial(AttachSettings.of, settings, **options))
 
@@ -70,21 +70,21 @@ def attach_as(model_chunks: Any, settings: Callable[[], AttachSettings], write: 
     """Does the work of `attach` for the adapters of trainers.
 
     Args:
-        settings: Function that returns the settings. An error on one rank is raised on all.
-        write: Function that formats an option of Megatron as in the trainer's command, for error messages.
+        settings: Function that returns the settings. If it raises an error on one rank, all ranks raise it.
+        write: Function that formats an option of Megatron for error messages, as it is written in the trainer's command.
     """
     chunks = list(model_chunks) if isinstance(model_chunks, list | tuple) else [model_chunks]
     return attached_class(chunks, Attached)(chunks, settings, write)
 
 
 class Attached:
-    """Slots of the MoE layers in one rank's model chunks, as returned by `attach`.
+    """The slots of the MoE layers in one rank's model chunks. `attach` returns this object.
 
     Attributes:
         settings: Settings passed to `attach`.
         group: EP group of this rank.
-        job: All ranks, which take or drop an optimizer step together.
-        report: `MegatronSummary` or `VirtualSummary` of the last stage, ``Watched`` with ``redundant=0``, or None.
+        job: All ranks of the job, which take or drop an optimizer step together.
+        report: Summary of the last stage: a `MegatronSummary`, a `VirtualSummary`, a ``Watched`` if ``redundant=0``, or None.
     """
 
     def __init__(self, chunks: list[Any], settings: Callable[[], AttachSettings], write: Write | None = None) -> None:
@@ -142,7 +142,7 @@ class Attached:
 
     @property
     def active(self) -> bool:
-        """Returns False if there is nothing to balance because this rank has no MoE layers or its EP group has one rank."""
+        """Returns False if there is nothing to balance, because this rank has no MoE layers or its EP group has only one rank."""
         return bool(self._layers)
 
     @property
@@ -152,11 +152,11 @@ class Attached:
 
     @property
     def moe_layers(self) -> list[int]:
-        """Numbers (from 0, in the whole model) of this rank's MoE layers, in the order of a plan's layers."""
+        """Numbers of this rank's MoE layers in the whole model, counted from 0, in the order of a plan's layers."""
         return [place.number for place in self._places]
 
     def schedule_of(self, num_micro_steps: int, *, forward_only: bool = False) -> Any:
-        """Returns the order of passes that a plan for this rank must have."""
+        """Returns the schedule (the order of passes) that a plan for this rank must have."""
         return schedule_of(self._config, self._places, num_micro_steps, forward_only=forward_only)
 
     def plan(
@@ -165,8 +165,8 @@ class Attached:
         """Plans a stage without running it. Returns None on a rank without MoE layers. Collective over all ranks of the job.
 
         Args:
-            work: `Workload` of the EP group, for this rank's layers or for all MoE layers of the model. Or the experts of this
-                rank's own tokens, one integer array [T, L, K] per micro-step, with -1 for unknown routing.
+            work: Either a `Workload` of the EP group, for this rank's layers or for all MoE layers of the model, or the experts
+                of this rank's own tokens. These are one integer array [T, L, K] per micro-step, with -1 for unknown routing.
             stage: "update" or "recompute".
             home_LE: Homes at which experts compute in this stage, as returned by `homes`.
             num_threads: Number of planning threads.
@@ -179,11 +179,11 @@ class Attached:
     def homes(self, *stages: tuple[Work, str], num_threads: int | None = None) -> Array:
         """Plans the homes at which experts compute in a step, int32 [L, E], with the planner's home level. Collective.
 
-        Megatron's parameters stay where they are. A stage with other homes exchanges weights when it begins and main gradients
-        when it ends.
+        Megatron's parameters stay where they are. A stage whose homes differ from Megatron's exchanges weights when it begins and
+        main gradients when it ends.
 
         Args:
-            stages: Stages of the step, each given as (work, "recompute" or "update"), as in `plan`.
+            stages: Stages of the step. Each is a tuple of the arguments `work` and `stage` of `plan`.
             num_threads: Number of planning threads, as in `plan`.
         """
         own = contiguous_homes(len(self._places), self.num_experts)
@@ -194,18 +194,18 @@ class Attached:
         self, work: Work | Planned | None, stage: str = "update", *,
         split_MLP: Array | None = None, home_LE: Array | None = None, replay: bool = True,
     ) -> Iterator[None]:  # fmt: skip
-        """Runs one stage with a plan. In the block, call Megatron's forward-backward function once. Collective over the job.
+        """Runs one stage with a plan. The block must call Megatron's forward-backward function once. Collective over the job.
 
-        Gradients of replicas reach their homes before ``config.finalize_model_grads_func`` runs and, with `overlap_grad_reduce`,
-        before the parameter is reduced. If that function does not run, they reach them at the end of the block.
+        Gradients of replicas reach their homes before ``config.finalize_model_grads_func`` runs or, if this function does not
+        run, at the end of the block. With `overlap_grad_reduce`, they arrive before the parameter's gradient is reduced.
 
         Args:
-            work: Routing to plan, as in `plan`, or the result of `plan`, or a `Plan`.
+            work: Work to plan, as in `plan`. It can also be the result of `plan`, or a `Plan`.
             stage: "update", or "recompute" (forward only).
-            split_MLP: This source's part of a `Plan`, ``plan.rows_for(workload, rank)``. Required if `work` is a `Plan`.
+            split_MLP: This source's part of a `Plan`, from ``plan.rows_for(workload, rank)``. Required if `work` is a `Plan`.
             home_LE: Homes at which experts compute in this stage, from `homes`. Defaults to Megatron's homes. An update with
-                other homes requires ``overlap_grad_reduce=False``, because gradients must be back before they are reduced.
-            replay: Whether routers follow `work`. If False, `work` is a hint, and the report contains the skew as served.
+                other homes requires ``overlap_grad_reduce=False``, because gradients must be sent back before they are reduced.
+            replay: Whether routers follow `work`. If False, `work` is only a hint, and the report contains the skew as served.
 
         Raises:
             InputError: `work` does not match the model or, at the end of the stage, routers chose other experts. Raised on all
@@ -253,7 +253,7 @@ class Attached:
         return {} if self.report is None else self.report.metrics()
 
     def detach(self) -> None:
-        """Restores the model as it was before `attach`. May be called twice."""
+        """Restores the model to its state before `attach`. It may be called twice."""
         if self._running:
             raise InputError("a stage is running; end it before detach().")
         for layer in self._layers:

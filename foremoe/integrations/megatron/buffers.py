@@ -1,4 +1,4 @@
-"""`MegatronBuffers`: homes and main gradients in Megatron-Core's memory, and slots outside the model."""
+"""`MegatronBuffers`: home weights and main gradients in Megatron-Core's memory, and slots outside the model."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from foremoe.transfer.base import Tensors
 
 
 class MegatronBuffers:
-    """Implements `Buffers` over the expert modules of this rank's MoE layers.
+    """Implementation of `Buffers` for the expert modules of this rank's MoE layers.
 
     Args:
-        kinds: Kinds of the layers' experts, in the plan's order.
+        kinds: Kind of each layer's experts, in the order of the plan's layers.
         rank: Rank in the EP group.
         num_base: Number of base slots per rank.
         num_buffers: Number of slot buffers to allocate.
-        sync: Object that finishes parameter gathers before parameters are read.
+        sync: Object that finishes the gathering of parameters before they are read.
 
     Attributes:
         home_LE: Home slot g*B + b of every expert in the current stage.
@@ -41,12 +41,12 @@ class MegatronBuffers:
         self._grads: list[Tensors] = []
 
     def prepare(self, stage: str) -> str:
-        """Returns the reason why a stage cannot run with the experts in their present state, or an empty string if it can.
+        """Returns the reason why a stage cannot run while the experts are in their present state, or an empty string.
 
-        Allocates the slots when weights are first present, which is in a stage if they are offloaded when attaching.
+        Allocates the slots in the first call that finds weights present. During attaching, weights may still be offloaded.
 
         Args:
-            stage: "recompute", "update", or "" when attaching.
+            stage: "recompute" or "update", or "" during attaching.
         """
         offloaded = are_offloaded(self.kinds)
         if stage and offloaded:
@@ -70,7 +70,7 @@ class MegatronBuffers:
         return ""
 
     def home(self, layer: int, expert: int) -> Tensors:
-        """Returns the flat weights of an expert at home on this rank, after data-parallel ranks have shared them."""
+        """Returns the flat weights of an expert at home on this rank, once data-parallel ranks have shared them."""
         kind, b = self.kinds[layer], self._base_slot(layer, expert)
         for param in kind.parameters(b):
             self._sync.finish(param)
@@ -87,7 +87,7 @@ class MegatronBuffers:
         return self._slots[buffer]
 
     def main_grad(self, layer: int, expert: int) -> Tensors:
-        """Returns Megatron's own flat gradient sums of an expert at home on this rank."""
+        """Returns the flat tensors in which Megatron sums the gradients of an expert at home on this rank."""
         return self.kinds[layer].flat_main_grads(self._base_slot(layer, expert))
 
     def slot_grad(self, buffer: int) -> Tensors:
@@ -96,7 +96,7 @@ class MegatronBuffers:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the slots on this rank in bytes."""
+        """Size in bytes of this rank's slots."""
         return sum(x.numel() * x.element_size() for many in (*self._slots, *self._grads) for x in many)
 
     def _base_slot(self, layer: int, expert: int) -> int:
@@ -107,11 +107,11 @@ class MegatronBuffers:
 
 
 class ParamSync:
-    """Finishes parameter gathers that the distributed optimizer overlaps with the forward pass.
+    """Finishes the gathering of parameters that the distributed optimizer overlaps with the forward pass.
 
-    Megatron finishes a bucket when a module is about to use it, and then starts the next one. If a home is read before its layer
-    runs, all earlier buckets are finished as well, in Megatron's order. Data-parallel ranks, whose plans differ, therefore start
-    buckets in the same order.
+    Megatron finishes a bucket of parameters when a module is about to use it, and then starts to gather the next bucket. If a
+    home is read before its layer runs, all earlier buckets are finished as well, in Megatron's order. Data-parallel ranks
+    therefore start buckets in the same order although their plans differ.
     """
 
     def __init__(self, chunks: Sequence[Any]) -> None:
@@ -127,7 +127,7 @@ class ParamSync:
                     self._chains[id(group)] = list(chain)
 
     def finish(self, param: torch.nn.Parameter) -> None:
-        """Returns after the parameter holds this step's values."""
+        """Waits until the parameter holds this step's values."""
         group = self._group_of.get(param)
         if group is None or not _overlaps(group):
             return
@@ -137,12 +137,12 @@ class ParamSync:
                 earlier.finish_param_sync()
 
     def overlaps_reduction(self, param: torch.nn.Parameter) -> bool:
-        """Returns whether gradients are reduced over data-parallel ranks while backward runs."""
+        """Returns True if the parameter's gradient is reduced over data-parallel ranks while backward runs."""
         group = self._group_of.get(param)
         return group is not None and bool(group.ddp_config.overlap_grad_reduce)
 
     def reduces_now(self, param: torch.nn.Parameter) -> bool:
-        """Returns whether the parameter's gradient is reduced over data-parallel ranks as soon as backward has computed it."""
+        """Returns True if data-parallel ranks reduce the parameter's gradient as soon as backward has computed it."""
         return self.overlaps_reduction(param) and bool(self._group_of[param].is_last_microbatch)
 
 

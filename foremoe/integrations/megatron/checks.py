@@ -1,4 +1,4 @@
-"""Checks that replicas compute the same as Megatron's own experts, when attaching and before every stage."""
+"""Checks, when attaching and before every stage, that replicas compute the same results as Megatron's own experts."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _LARGE = 30.0  # factor by which half of the pairs are larger, so that clamps ta
 
 
 def fault_of_experts(kind: ExpertKind, trains: bool) -> str:
-    """Returns the reason why replicas of a layer's experts would be wrong, or an empty string.
+    """Returns the reason why replicas of a layer's experts would give wrong results, or an empty string.
 
     Args:
-        trains: Whether main gradients are required.
+        trains: Whether the stage needs main gradients.
     """
     if "forward" in vars(kind.experts):
         return f"the forward of this {type(kind.experts).__name__} was replaced, and replicas would not run it; patch its class"
@@ -38,7 +38,7 @@ def fault_of_experts(kind: ExpertKind, trains: bool) -> str:
 
 
 def are_offloaded(kinds: Sequence[ExpertKind]) -> bool:
-    """Returns whether some weights are not on the compute device because they are freed, on the host or not created yet."""
+    """Returns True if some weights are not on the compute device: they are freed, on the host or not yet created."""
     return any(
         not param.numel() or param.is_meta or param.is_cuda != torch.cuda.is_available() or not param.untyped_storage().nbytes()
         for kind in kinds
@@ -48,7 +48,7 @@ def are_offloaded(kinds: Sequence[ExpertKind]) -> bool:
 
 @torch.no_grad()
 def difference_of(kind: ExpertKind) -> str:
-    """Returns the difference between replicas and the module on a random batch as a sentence, or an empty string."""
+    """Returns a sentence about how the outputs of replicas and the module differ for a random batch, or an empty string."""
     experts, like = kind.plain(), kind.all_parameters()[0]
     num_base = experts.num_local_experts
     width = getattr(experts.config, "moe_latent_size", None) or experts.config.hidden_size

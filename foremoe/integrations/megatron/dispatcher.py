@@ -1,4 +1,4 @@
-"""Megatron-Core's all-to-all and flex dispatchers over physical slots instead of logical experts."""
+"""Variants of Megatron-Core's all-to-all and flex dispatchers that send to physical slots instead of logical experts."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ _GATHER = "gather_from_sequence_parallel_region"
 
 
 class OverSlots(MoETokenDispatcher):  # type: ignore[misc]
-    """Base class of dispatchers that treat the S slots of every rank as its experts.
+    """Base class of dispatchers that treat the S slots of a rank as its experts.
 
     Attributes:
-        missing: Whether this rank lacks a replica of the row, or None if ranks do not need to ask. Set before
+        missing: Whether this rank lacks a replica of the row, or None if ranks need not ask each other. Set before
             `dispatch_preprocess`.
-        go_home: Function that is called if a replica is missing on any rank. Returns routing and probabilities over slots, with
-            all pairs at home.
-        watch: Whether to record `load_G` of every row, which a plan from a hint does not contain.
-        load_G: Pairs that every rank serves in the last dispatched row, int64 on the device, if `watch` is set.
-        launch: Function that is called when the last exchange of a use is queued, which is combine in forward, and dispatch in
+        go_home: Function that is called if a replica is missing on any rank. It returns the routing and the probabilities over
+            slots with all pairs at home.
+        watch: Whether to record `load_G` for every row. A plan made from a hint does not contain these loads.
+        load_G: Number of pairs that each rank serves in the last dispatched row, int64 on the device. Recorded if `watch` is set.
+        launch: Function that is called when the last exchange of a use is queued. This is combine in forward and dispatch in
             backward. Set before `dispatch_preprocess`.
     """
 
@@ -69,10 +69,10 @@ class OverSlots(MoETokenDispatcher):  # type: ignore[misc]
 
 
 class SlotDispatcher(OverSlots, MoEAlltoAllTokenDispatcher):  # type: ignore[misc]
-    """Dispatches to the S slots of every rank. After routing, a `MoELayer` does not depend on the logical experts in slots.
+    """Dispatches to the S slots of every rank. After routing, a `MoELayer` need not know which logical experts the slots hold.
 
-    In Megatron's own exchange of counts, every rank also reports whether its replicas have arrived. If one is missing, all ranks
-    send their tokens home before anything is dispatched.
+    In Megatron's own exchange of counts, every rank also reports whether its replicas have arrived. If a replica is missing on
+    any rank, all ranks dispatch this row's tokens to homes instead.
     """
 
     def __init__(self, moe: MoELayer, num_slots: int) -> None:
@@ -125,13 +125,13 @@ class SlotDispatcher(OverSlots, MoEAlltoAllTokenDispatcher):  # type: ignore[mis
 
 
 class FlexSlotDispatcher(OverSlots, MoEFlexTokenDispatcher):  # type: ignore[misc]
-    """Like `SlotDispatcher`, over DeepEP or HybridEP.
+    """Dispatches to slots like `SlotDispatcher`, but over DeepEP or HybridEP.
 
-    DeepEP and HybridEP exchange counts inside their kernels, without room for a flag. A row with replicas therefore needs an
-    all-reduce of one number before anything is dispatched, and a watched row needs an all-reduce of one number per rank.
+    DeepEP and HybridEP exchange counts inside their kernels, where there is no room for a flag. A row with replicas therefore
+    needs an all-reduce of one number before tokens are dispatched. A watched row needs an all-reduce of one number per rank.
 
     Attributes:
-        slots_of: Function of a known row that maps probabilities and routing to slots and weights [T, K]. Set before
+        slots_of: For a known row, a function that maps probabilities and routing to slots and weights [T, K]. Set before
             `dispatch_preprocess`.
     """
 

@@ -1,4 +1,4 @@
-"""Expert modules of Megatron-Core: locations of their tensors, and computation of redundant slots with borrowed weights."""
+"""Expert modules of Megatron-Core: where their tensors are, and how redundant slots compute with borrowed weights."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from foremoe.transfer.base import Tensors
 
 
 class ExpertKind(abc.ABC):
-    """Kind of experts module, as in `MoELayer.experts`. It stores only weight parameters, and no views of them.
+    """A kind of experts module, as found in `MoELayer.experts`. This object stores weight parameters but no views of them.
 
     Attributes:
         experts: The experts module.
@@ -43,7 +43,7 @@ class ExpertKind(abc.ABC):
         return [view.detach().view(-1) for view in self.views(base_slot)]
 
     def flat_main_grads(self, base_slot: int) -> Tensors:
-        """Returns the tensors in which Megatron sums the gradients of a base slot's expert, each [numel]."""
+        """Returns the flat tensors in which Megatron sums the gradients of a base slot's expert, each [numel]."""
         grads: list[Any] = [vars(param)["main_grad"] for param in self.parameters(base_slot)]
         return [view.view(-1) for view in self.views(base_slot, grads)]
 
@@ -51,11 +51,12 @@ class ExpertKind(abc.ABC):
         self, weights_R: Sequence[Tensors], x_YH: torch.Tensor, probs_Y: torch.Tensor, num_R: list[int],
         sums_R: Sequence[Tensors] | None = None,
     ) -> torch.Tensor:  # fmt: skip
-        """Returns the slots' output, multiplied by the router's probabilities. Differentiable in all arguments but `num_R`.
+        """Returns the slots' outputs, multiplied by the router's probabilities. Differentiable in all arguments except `num_R`.
 
         Args:
             weights_R: Flat tensors of every slot that has pairs.
-            sums_R: Tensors to which backward adds weight gradients, for `fused` experts. If None, backward returns them.
+            sums_R: For `fused` experts, the tensors to which backward adds weight gradients. If None, backward returns the
+                gradients.
         """
         single, names = self.single(fused=sums_R is not None)
         outputs = []
@@ -74,21 +75,21 @@ class ExpertKind(abc.ABC):
 
     @property
     def fused(self) -> bool:
-        """Returns whether backward adds weight gradients to `main_grad` itself, in its dtype, bypassing autograd."""
+        """Returns True if backward adds weight gradients to `main_grad` itself, in its dtype and without autograd."""
         return False
 
     def plain(self) -> Any:
-        """Returns the module without internal recomputation and offloading, which only Megatron's own passes can finish."""
+        """Returns the module without its own recomputation or offloading, which only Megatron's own passes can finish."""
         names = ("activation_recompute", "offload_expert_fc1", "offload_moe_act", "offload_fused_group_mlp")
         return _like(self.experts, **dict.fromkeys(names, False))
 
     @abc.abstractmethod
     def single(self, fused: bool = False) -> tuple[torch.nn.Module, list[str]]:
-        """Returns Megatron's module with one expert and the names of its parameters. Created anew, since copies become stale."""
+        """Returns a new copy of Megatron's module with one expert, and its parameters' names. Kept copies would become stale."""
 
 
 class SequentialExperts(ExpertKind):
-    """Experts of a `SequentialMLP`, which has one MLP module per expert."""
+    """Experts of a `SequentialMLP`, which has a separate MLP module for each expert."""
 
     def parameters(self, base_slot: int) -> list[torch.nn.Parameter]:
         return list(self.experts.local_experts[base_slot].parameters())
@@ -117,10 +118,10 @@ class GroupedExperts(ExpertKind):
 
 
 class TransformerEngineExperts(ExpertKind):
-    """Experts of a `TEGroupedMLP`, in parameters ``weight0``, ``bias0``, ... of grouped linears, [out, in]. Not run on GPUs.
+    """Experts of a `TEGroupedMLP`, in parameters ``weight0``, ``bias0``, ... of grouped linears, [out, in]. Not yet run on GPUs.
 
-    Base slots run Transformer Engine's kernels. Each replica runs the same module with one matrix. If weight gradients are
-    fused, those of replicas are also summed in float32.
+    Base slots run Transformer Engine's kernels. Each replica runs the same module with one matrix. If weight gradients are fused,
+    the weight gradients of replicas are also summed in float32.
     """
 
     def parameters(self, base_slot: int) -> list[torch.nn.Parameter]:

@@ -1,4 +1,4 @@
-"""Ends a stage on all ranks before Megatron-Core reduces gradients, because replica gradients must be home by then."""
+"""Ends a stage on all ranks before Megatron-Core reduces gradients, so that replica gradients are at home by then."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def configs_of(chunks: Sequence[Any]) -> list[Any]:
 
 
 def before_finalize(configs: Sequence[Any], end: Callable[[], InputError | None]) -> Callable[[], None]:
-    """Calls `end` before Megatron reduces gradients. Returns a function that restores the configs.
+    """Makes Megatron call `end` before it reduces gradients. Returns a function that restores the configs.
 
-    Until then, the configs have no `grad_sync_func`. With it, later pipeline ranks would reduce all gradients after the
-    last backward pass, before `end`. Without it, they reduce gradients during the last backward pass, like the first
-    pipeline rank.
+    Until the configs are restored, they have no `grad_sync_func`. With this function, later pipeline ranks would reduce all
+    gradients after the last backward pass but before `end`. Without it, they reduce gradients during the last backward pass, as
+    the first pipeline rank does.
 
     Args:
-        end: Function that returns the error that stops all ranks, the same on each, or None if they may continue.
+        end: Function that returns the error that stops all ranks, or None if they may continue. It returns the same on all ranks.
     """
     own = [config.finalize_model_grads_func for config in configs]
     syncs = [getattr(config, "grad_sync_func", None) for config in configs]

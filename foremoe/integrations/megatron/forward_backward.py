@@ -36,15 +36,15 @@ def forward_backward(
         forward_backward_func = forward_backward(moe, routing_of)  # was: get_forward_backward_func()
         losses = forward_backward_func(forward_step_func=forward_step, data_iterator=batches, ..., forward_only=False)
 
-    A call with ``forward_only`` is a recompute stage, and any other call is an update. If an EP group cannot plan a stage (an
-    `InputError`), the stage runs at home on all ranks of the job, and the log contains the reason.
+    A call with ``forward_only`` is a recompute stage, and any other call is an update. If an EP group raises an `InputError`
+    because it cannot plan a stage, the stage runs at home on all ranks of the job, and the log contains the reason.
 
     Args:
         moe: Result of `attach`, or a function that attaches to the call's `model` when it is first needed.
-        routing_of: Function that receives a call's arguments by name and returns `work` for `Attached.plan`. This is usually the
-            experts of this rank's own tokens, one integer array [T, L, K] per micro-batch. It returns None, on all ranks, for a
-            call without a plan. If it reads an iterator, it must replace it.
-        function: Function to run. Defaults to Megatron's ``get_forward_backward_func()`` at the time of the call.
+        routing_of: Function that receives a call's arguments by name and returns the argument `work` of `Attached.plan`. This is
+            usually the experts of this rank's own tokens, one integer array [T, L, K] per micro-batch. For a call without a plan,
+            the function must return None on all ranks. If it reads from an iterator, it must put another iterator in its place.
+        function: Function to wrap. Defaults to the result of Megatron's ``get_forward_backward_func()`` at the time of the call.
         replay: Whether routers follow the routing. If False, the routing is a hint.
     """
 
@@ -73,12 +73,12 @@ def forward_backward(
 
 @contextlib.contextmanager
 def planned_or_home(moe: Attached, routing: Sequence[Any], stage: str, *, replay: bool = True) -> Iterator[bool]:
-    """Runs a stage with a plan if all EP groups can plan it. Otherwise it runs at home, without metrics, and rank 0 logs why.
+    """Runs a stage with a plan if all EP groups can plan it. If not, the stage runs at home without metrics, and rank 0 logs why.
 
     Collective over all ranks of the job. On a rank without MoE layers, `routing` may be empty.
 
     Yields:
-        Whether this rank has a plan.
+        True if this rank has a plan.
     """
     with contextlib.ExitStack() as stack:
         planned = False
@@ -98,11 +98,11 @@ def plan_calls_of(
     """Replaces `get_forward_backward_func` of a trainer's module.
 
     Args:
-        write: Function that formats an option of Megatron as in the trainer's command, for error messages.
+        write: Function that formats an option of Megatron for error messages, as it is written in the trainer's command.
 
     Returns:
-        A function that attaches to a model, once. A trainer's adapter calls it when the model is built, so that an unsupported
-        layout ends the job at its start. Otherwise the first call whose routing is known attaches.
+        A function that attaches to a model once. A trainer's adapter calls it when the model is built, so that an unsupported
+        layout ends the job at its start. If it is not called, the first call with known routing attaches.
     """
     made: list[Attached] = []
 

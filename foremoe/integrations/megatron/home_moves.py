@@ -1,4 +1,4 @@
-"""`HomeMoves`: lets experts compute at other homes for one stage, without changing parameters, optimizer or checkpoints."""
+"""`HomeMoves`: moves experts to other homes for one stage, without a change to parameters, the optimizer or checkpoints."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from foremoe.transfer.base import Tensors
 
 
 class HomeMoves:
-    """Compute homes that differ from Megatron's, from `enter` to `leave`.
+    """Homes at which experts compute from `enter` to `leave`, instead of Megatron's homes.
 
-    Base slots get the weights of the experts that compute there. Their own weights are kept in host memory and restored after the
-    stage, so the optimizer, its shards, checkpoints and weight export see unchanged parameters. Gradients are computed in the
-    temporary order, and `gradients_back` exchanges them back before anything reduces them.
+    Base slots get the weights of the experts that compute there. The original weights are kept in host memory and restored after
+    the stage, so that the optimizer, its shards, checkpoints and weight export see unchanged parameters. Gradients are computed
+    at the temporary homes, and `gradients_back` returns them before they are reduced.
 
     Args:
         kinds: Kinds of the layers' experts.
-        home_LE: Home slot g*B + b of every expert in this stage. Megatron's own home of expert e is slot e.
+        home_LE: Home slot g*B + b of every expert in this stage. In Megatron, the home of expert e is slot e.
     """
 
     def __init__(self, group: Group, kinds: Sequence[ExpertKind], num_base: int, home_LE: Array) -> None:
@@ -41,7 +41,7 @@ class HomeMoves:
         return sum(len(moved) for moved in self._moved_L)
 
     def enter(self, trains: bool) -> None:
-        """Exchanges weights, and main gradients if the stage adds to existing ones. Collective."""
+        """Exchanges weights. Also exchanges main gradients if the stage adds to existing ones. Collective."""
         rank = self._group.rank
         for layer, moved_E in enumerate(self._moved_L):
             for e in moved_E.tolist():
@@ -58,7 +58,7 @@ class HomeMoves:
         self._exchange(self._gradients, back=True)
 
     def leave(self) -> None:
-        """Restores the weights. Not collective, and may be called twice."""
+        """Restores the weights. Not collective. It may be called twice."""
         for view, held in self._kept:
             view.copy_(held)
         self._kept = []
@@ -93,7 +93,7 @@ class HomeMoves:
 
 
 def move_homes(group: Group, buffers: MegatronBuffers, plan: Plan) -> HomeMoves | None:
-    """Moves experts to the plan's homes until `HomeMoves.leave`. Returns None if these are Megatron's own homes. Collective."""
+    """Moves experts to the plan's homes until `HomeMoves.leave`. Returns None if these homes are Megatron's own. Collective."""
     moves = HomeMoves(group, buffers.kinds, plan.B, plan.home_LE)
     if not moves.num_moved:
         return None

@@ -1,4 +1,4 @@
-"""`Job`: the ranks that take an optimizer step together, which agree before any of them reduces a gradient."""
+"""`Job`: the ranks that take an optimizer step together. They agree before any of them reduces a gradient."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ T = TypeVar("T")
 class Job:
     """All ranks of Megatron's program: every pipeline rank of every data-parallel copy, including ranks without MoE layers.
 
-    If a single EP group dropped a step, the others would update only part of a model, or use sums that lack the part of
-    this group. Megatron's groups cover all processes, so the job is the default process group. Nothing is gathered if the
-    job is one EP group, whose ranks already agree, or if EP groups have one rank, so that nothing is balanced. Creating a
-    `Job` is collective over all processes.
+    If a single EP group dropped a step, the other EP groups would update only part of a model or use sums that lack this group's
+    part. Megatron's groups cover all processes, so the job is the default process group. Nothing is gathered if the job is one EP
+    group, because its ranks already agree, or if each EP group has one rank, because nothing is balanced then. Creating a `Job`
+    is collective over all processes.
 
     Args:
         ep_group: EP group of this rank.
@@ -34,10 +34,12 @@ class Job:
         self.group = TorchGroup(timeout_s=ep_group.timeout_s) if self._apart else ep_group
 
     def agree(self, error: InputError | None) -> InputError | None:
-        """Returns the error of this rank's EP group, or else one that names another EP group's error, or None. Collective.
+        """Returns an error on all ranks if any EP group has one. Collective.
+
+        This is the error of this rank's EP group or, if it has none, an error that quotes another EP group's error.
 
         Args:
-            error: Error on all ranks of this rank's EP group, or None.
+            error: Error that all ranks of this rank's EP group have, or None.
         """
         if not self._apart:
             return error
@@ -46,7 +48,7 @@ class Job:
         return error or (InputError(other) if other else None)
 
     def run(self, work: Callable[[], T]) -> T:
-        """Calls `work` and returns its result. An `InputError` in one EP group is raised on all ranks. Collective."""
+        """Calls `work` and returns its result. If it raises an `InputError` in one EP group, all ranks raise it. Collective."""
         error = None
         with self.reporting():
             try:
@@ -65,12 +67,12 @@ class Job:
             yield
 
     def watched(self) -> contextlib.AbstractContextManager[None]:
-        """Watches a block that may wait in Megatron's collectives. See `foremoe.distributed.watch.Watcher`. Not collective."""
+        """Watches a block that may wait in Megatron's collectives (see `foremoe.distributed.watch.Watcher`). Not collective."""
         # Errors that end a stage are reported to all ranks of the job, so one watcher is enough.
         return self.group.watched(self._ep_group.process_group)
 
     def report(self, message: str) -> None:
-        """Reports to all ranks that this rank ends the step. Not collective, and never raises."""
+        """Reports to all ranks that this rank ends the step. Not collective. Never raises."""
         for group in self._groups:
             group.report(message)
 

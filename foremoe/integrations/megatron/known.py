@@ -1,4 +1,4 @@
-"""Known rows: rows of a stage that use precomputed routes, and the check that routers agreed with them."""
+"""Known rows, which are rows of a stage with precomputed routes, and the check that routers agreed with these routes."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ class KnownRouting:
     """Rows of one stage whose routing is known on all ranks and matches the plan.
 
     Args:
-        rows: Routes of the rows.
+        rows: Routes of these rows.
         num_topk: Number of experts per token, K.
-        trusted: Whether layers use the routes. If False, these are only compared with the routers' choices.
+        trusted: Whether layers use the routes. If False, the routes are only compared with the routers' choices.
 
     Attributes:
         taken: Rows (micro-step, layer) that used their routes.
-        num_bytes: Host memory of the routes on this rank in bytes.
+        num_bytes: Size in bytes of the host memory that this rank's routes occupy.
     """
 
     def __init__(self, rows: ReplayedRows | SlottedRows, num_topk: int, trusted: bool) -> None:
@@ -65,7 +65,7 @@ class KnownRouting:
             home_slot_E: Home slots of the layer, int64, on the device.
 
         Raises:
-            InputError: The layer has a different number of tokens.
+            InputError: The layer received another number of tokens than the known routing has.
             TransferError: A replica is missing (`complete` is False), and a known row cannot run at home.
         """
         shape = torch.Size((len(routing_TE), self._num_topk))
@@ -121,7 +121,7 @@ class KnownRouting:
 
     @property
     def num_compared(self) -> int:
-        """Number of rows that were compared."""
+        """Number of rows that were compared with the routers' choices."""
         return self._rows.num_compared
 
 
@@ -130,18 +130,18 @@ _REASONS = {Lack.UNTOLD: "untold", Lack.DIFFERS: "differs", Lack.HOLES: "unknown
 
 
 class Trust:
-    """Decides which stages use the routing that they are given.
+    """Decides which stages use the routing that is given to them.
 
-    The first stage of a kind with known rows exchanges counts, serves the routers' choices, and only compares them with the known
-    routing. If they match on all ranks, later stages use the known routing. Otherwise, later stages exchange counts. If routers
-    differ from `work` in a few tokens, this costs only speed.
+    The first stage of a kind with known rows exchanges counts, serves the routers' choices, and compares them with the known
+    routing. If the two match on all ranks, later stages of the kind use the known routing. If not, later stages exchange counts
+    as well. Routers that differ from `work` in a few tokens therefore cost only speed.
 
     Args:
         places: MoE layers of this rank.
-        settings: Settings, with the spare places of a row and the memory limit of routes.
+        settings: Settings, which include the spare places of a row and the memory limit of routes.
 
     Attributes:
-        counted: Number of rows of the stage that exchange counts, by reason, which is one of `COUNTED`.
+        counted: Number of rows of the stage that exchange counts, by reason. The reasons are those of `COUNTED`.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class Trust:
         self._holds: dict[bool, bool] = {}  # update (True) or recompute -> whether its known routing was correct
 
     def begin(self, planned: Planned, replay: bool) -> KnownRouting | None:
-        """Returns the known routing of a stage. Returns None on all ranks if it is not used. Collective.
+        """Returns the known routing of a stage. Returns None on all ranks if the stage does not use it. Collective.
 
         Args:
             replay: Whether routers follow the routing.
@@ -201,7 +201,8 @@ class Trust:
             fell_back: Whether rows ran at home because a replica was missing.
 
         Returns:
-            An error, on all ranks of the EP group, if a layer used a route that differs from its router's choices, or else None.
+            An error if a layer used a route that differs from its router's choices, and otherwise None. The result is the same on
+            all ranks of the EP group.
         """
         if known is None:
             return None

@@ -1,4 +1,4 @@
-"""Dispatch of rows whose routing is known before the stage, without sorting, gathering counts or reading back."""
+"""Dispatch of rows whose routing is known before the stage. It does not sort, gather counts or read from the device."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from foremoe.runtime.slotted import Slotted
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KnownRow:
-    """Experts of one row, int64 [T, K] on the device, and its route.
+    """Experts of one row, int64 [T, K] on the device, and the row's route.
 
     Attributes:
         drift: Number of pairs of unknown tokens, on the device, or None if no rank has unknown tokens.
@@ -39,7 +39,7 @@ class KnownRow:
         return rows_ZH
 
     def probs_of(self, probs_TE: torch.Tensor, routing_TE: torch.Tensor) -> torch.Tensor:
-        """Returns the router weights of these pairs. Differentiable."""
+        """Returns the router's weight for every pair of this source, sorted by slot. Differentiable."""
         if isinstance(self.route, HoledRoute):
             return (probs_TE * routing_TE).reshape(-1).index_select(0, self.route.prob_Z)
         probs_Z: torch.Tensor = Permute.apply(
@@ -48,14 +48,14 @@ class KnownRow:
         return probs_Z
 
     def tokens_of(self, rows_ZH: torch.Tensor) -> torch.Tensor:
-        """Returns sums over the pairs of each token. Differentiable."""
+        """Returns each token's sum over its pairs. Differentiable."""
         if isinstance(self.route, HoledRoute):
             return self.route.tokens_of(rows_ZH)
         y_TH: torch.Tensor = PairsToTokens.apply(rows_ZH, self.route.by_slot_Z, self.route.by_token_Z, self.route.num_topk)
         return y_TH
 
     def served_of(self, probs_Y: torch.Tensor) -> Served:
-        """Returns the pairs that slots serve, from the weights of all received pairs."""
+        """Returns the pairs that slots serve, given the weights of all received pairs."""
         if not isinstance(self.route, HoledRoute):
             return Served(self.route.num_S)
         extra_S = [all_of - planned for all_of, planned in zip(self.route.num_S, self.route.num_planned_S, strict=True)]
@@ -68,8 +68,8 @@ class Served:
     """Pairs that this rank's slots served in one row.
 
     Attributes:
-        num_S: Planned pairs, by slot.
-        extra_S: Pairs of unknown tokens, by slot. Most have weight 0.
+        num_S: Number of planned pairs, by slot.
+        extra_S: Number of pairs of unknown tokens, by slot. Most of these pairs have a weight of 0.
         weighted_X: Whether each pair of unknown tokens has a weight other than 0, sorted by slot, on the device.
     """
 
@@ -78,7 +78,7 @@ class Served:
     weighted_X: torch.Tensor | None = None
 
     def counts(self) -> list[int]:
-        """Returns the number of pairs with a weight, by slot. The host waits for the device."""
+        """Returns the number of pairs whose weight is not 0, by slot. The host waits for the device."""
         if self.weighted_X is None or self.extra_S is None:
             return self.num_S
         extra = [int(part.sum()) for part in self.weighted_X.cpu().split(self.extra_S)]
@@ -87,7 +87,7 @@ class Served:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SlottedRow:
-    """Row under the flex dispatcher.
+    """Known row for the flex dispatcher.
 
     Attributes:
         of: Slots of the row.
@@ -100,7 +100,7 @@ class SlottedRow:
     drift: torch.Tensor
 
     def slots_of(self, probs_TE: torch.Tensor, routing_TE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the physical slots of every token, int64 [T, K], and their weights, or -1 and 0 for none. Differentiable."""
+        """Returns each token's physical slots, int64 [T, K], and their weights. Unused entries are -1 and 0. Differentiable."""
         slot_TK = self.of.slot_TK.long()
         probs_TK = probs_TE.gather(1, self.of.expert_TK.long()).masked_fill(slot_TK < 0, 0.0)
         if not len(self.of.hole_I):
@@ -116,10 +116,10 @@ class SlottedRow:
 class KnownDispatcher(OverSlots, MoEAlltoAllTokenDispatcher):  # type: ignore[misc]
     """Dispatches rows whose routes are known, with Megatron's own messages.
 
-    The row contains all orders and sizes. The host therefore never waits for the device, with or without `moe_permute_fusion`,
-    and every permutation is a gather, forward and backward.
+    The row contains all permutations and message sizes. The host therefore never waits for the device, with or without
+    `moe_permute_fusion`, and every permutation is a gather, in forward as in backward.
 
-    Pairs of redundant slots are sent and received as a separate tensor, so experts take and return one tensor or two.
+    Pairs of redundant slots are exchanged as a separate tensor, so experts take and return either one tensor or two.
 
     Attributes:
         row: Row to dispatch. Set before `dispatch_preprocess`.
@@ -175,6 +175,6 @@ class KnownDispatcher(OverSlots, MoEAlltoAllTokenDispatcher):  # type: ignore[mi
 
 
 def dispatches_known(moe: MoELayer) -> bool:
-    """Returns True for the all-to-all dispatcher, unless shared experts run between its messages."""
+    """Returns True if the layer has the all-to-all dispatcher and no shared experts that run between its messages."""
     own = moe.token_dispatcher
     return type(own) is MoEAlltoAllTokenDispatcher and own.shared_experts is None

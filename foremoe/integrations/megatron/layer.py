@@ -1,4 +1,4 @@
-"""`SlotLayer`: physical slots around one unmodified `MoELayer`."""
+"""`SlotLayer`: adds physical slots to one `MoELayer` without modifying it."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ _Rows = torch.Tensor | tuple[torch.Tensor, torch.Tensor]  # of all slots, or of 
 
 
 class SlotLayer:
-    """MoE layer that follows a plan between `enter` and `leave`.
+    """An MoE layer that follows a plan between `enter` and `leave`.
 
-    In between, three parts of the instance are replaced:
+    Between these calls, three parts of the `MoELayer` instance are replaced:
 
-    * The dispatcher dispatches to slots.
+    * The dispatcher sends tokens to slots.
     * `preprocess` maps experts to slots.
     * `forward` of the experts runs Megatron's own code on the base slots and `Replicas` on the redundant slots.
 
-    Everything else, including the parameters, is Megatron's.
+    Everything else, including the parameters, stays Megatron's own.
 
     Args:
         index: Number of the layer in the plan.
@@ -60,7 +60,7 @@ class SlotLayer:
         self.moe.experts.forward = self._compute
 
     def leave(self) -> None:
-        """Restores the layer. May be called twice."""
+        """Restores the layer. It may be called twice."""
         self._stage = None
         self.moe.token_dispatcher = self._home_dispatcher
         self.moe.__dict__.pop("preprocess", None)
@@ -133,7 +133,7 @@ class SlotLayer:
 
     @property
     def overlaps_reduction(self) -> bool:
-        """Returns whether the layer's gradients are reduced over data-parallel ranks while backward runs."""
+        """Returns True if the layer's gradients are reduced over data-parallel ranks while backward runs."""
         return any(self._sync.overlaps_reduction(param) for param in self._params)
 
     def _reduced_next(self) -> bool:
@@ -147,7 +147,7 @@ class SlotLayer:
 def slots_around(
     chunks: Sequence[Any], places: Sequence[Place], home_LE: Array, settings: AttachSettings, group: Group
 ) -> tuple[MegatronBuffers, list[SlotLayer]]:
-    """Returns buffers and layers for the MoE layers of this rank. Not collective over the EP group.
+    """Returns the buffers and the slot layers for this rank's MoE layers. Not collective over the EP group.
 
     Raises:
         InputError: Replicas of these experts would not compute the same results as Megatron.

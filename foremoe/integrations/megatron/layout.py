@@ -1,4 +1,4 @@
-"""Reads the layout of a Megatron-Core model: its MoE layers, their experts, and the order in which they run."""
+"""Functions that read a Megatron-Core model's layout: its MoE layers, their experts, and the order in which they run."""
 
 from __future__ import annotations
 
@@ -65,12 +65,12 @@ def find_layers(chunks: Sequence[Any]) -> list[Place]:
 
 
 def num_predicting(chunks: Sequence[Any]) -> int:
-    """Returns the number of this rank's MoE layers that belong to multi-token prediction."""
+    """Returns how many of this rank's MoE layers belong to multi-token prediction."""
     return sum(isinstance(module, MoELayer) for chunk in chunks for module in _predicting(chunk))
 
 
 def predicting_routers(chunks: Any, name: str) -> set[int]:
-    """Returns ids of the objects that routers of multi-token prediction hold under a name, such as their replay."""
+    """Returns the ids of the objects that multi-token prediction's routers hold under an attribute name, such as their replay."""
     chunks = chunks if isinstance(chunks, list | tuple) else [chunks]
     found = [getattr(module, name, None) for chunk in chunks for module in _predicting(chunk)]
     return {id(each) for each in found if each is not None}
@@ -83,24 +83,24 @@ def _predicting(chunk: Any) -> Iterator[Any]:
 
 
 def unwrap(chunk: Any) -> Any:
-    """Returns the model inside DDP, Float16Module and other wrappers."""
+    """Returns the model without its wrappers, such as DDP and Float16Module."""
     while not hasattr(chunk, "decoder") and hasattr(chunk, "module"):
         chunk = chunk.module
     return chunk
 
 
 def moe_numbers(config: Any) -> list[int]:
-    """Returns the numbers (from 0) of the whole model's MoE layers."""
+    """Returns the numbers, counted from 0, of the whole model's MoE layers."""
     frequency = config.moe_layer_freq
     pattern = frequency if isinstance(frequency, list) else [int(i % frequency == 0) for i in range(config.num_layers)]
     return [i for i, is_moe in enumerate(pattern) if is_moe]
 
 
 def require_supported(config: Any, places: Sequence[Place], write: Write | None = None) -> None:
-    """Raises an error that names the option to change if a layout is not supported.
+    """Raises an error if a layout is not supported. The error names the option to change.
 
     Args:
-        write: Function that formats an option as in the trainer's command, if there is one.
+        write: Function that formats an option as it is written in the trainer's command, if there is a trainer.
 
     Raises:
         InputError: The layout is not supported.
@@ -126,7 +126,7 @@ def require_supported(config: Any, places: Sequence[Place], write: Write | None 
 
 
 def schedule_of(config: Any, places: Sequence[Place], num_micro_steps: int, *, forward_only: bool) -> Schedule:
-    """Returns the order in which this rank's MoE layers run in `forward_backward_func`, with the micro-steps in order."""
+    """Returns the order in which `forward_backward_func` runs this rank's MoE layers, with the micro-steps in order."""
     pp, pp_rank = (
         parallel_state.get_pipeline_model_parallel_world_size(),
         parallel_state.get_pipeline_model_parallel_rank(),
@@ -149,7 +149,7 @@ def schedule_of(config: Any, places: Sequence[Place], num_micro_steps: int, *, f
 
 
 def model_of(config: Any, weight_bytes: float) -> Model:
-    """Returns the sizes of the model's MoE layers for planning, with the layer numbers of the whole model."""
+    """Returns the sizes of the model's MoE layers, which planning needs, with layer numbers of the whole model."""
     heads, hidden = config.num_attention_heads, config.hidden_size
     head_dim = config.kv_channels or hidden // heads
     groups = config.num_query_groups or heads
@@ -163,9 +163,9 @@ def model_of(config: Any, weight_bytes: float) -> Model:
 
 
 def cluster_of(group: Group, settings: AttachSettings, config: Any) -> Cluster:
-    """Returns the EP group's cluster: the given one, or one like 8xh100 with the ranks' real hosts as nodes. Collective.
+    """Returns the cluster in the settings, or else the 8xh100 preset with the ranks' real hosts as nodes. Collective.
 
-    Its dispatch follows the model's dispatcher, and it has host stores only if one of the backends has them.
+    The cluster's dispatch follows the model's dispatcher. It has host stores only if one of the backends has them.
     """
     dispatch = "node" if config.moe_token_dispatcher_type == "flex" else "pairs"
     cluster = dataclasses.replace(_given_or_found(group, settings.cluster), dispatch=dispatch)
@@ -185,5 +185,5 @@ def _given_or_found(group: Group, cluster: Cluster | None) -> Cluster:
 
 
 def contiguous_homes(num_layers: int, num_experts: int) -> Array:
-    """Returns Megatron's homes, int32 [L, E], with expert e on rank e // (E/G)."""
+    """Returns Megatron's homes, int32 [L, E], in which expert e is at home on rank e // (E/G)."""
     return np.tile(np.arange(num_experts, dtype=np.int32), (num_layers, 1))

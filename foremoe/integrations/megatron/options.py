@@ -1,4 +1,4 @@
-"""Warnings when attaching about options of Megatron-Core that are neither tested nor refused."""
+"""Warnings, given when attaching, about options of Megatron-Core that foremoe neither tests nor refuses."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ JUDGED = frozenset(_TABLE.split())
 
 
 def unjudged(config: Any, names: frozenset[str] | None = None) -> dict[str, Any]:
-    """Returns options that may affect experts, are not at their default and are not in `names`, with their values.
+    """Returns the values of options that may affect experts, differ from their default and are not in `names`.
 
     Args:
         config: Megatron's `TransformerConfig`.
-        names: Options that are known to work or to be refused. Defaults to `JUDGED`.
+        names: Options that are known to work or that foremoe refuses. Defaults to `JUDGED`.
     """
     names, found = JUDGED if names is None else names, {}
     for field in dataclasses.fields(TransformerConfig):
@@ -73,7 +73,7 @@ def unjudged(config: Any, names: frozenset[str] | None = None) -> dict[str, Any]
 
 
 def warn_of_unjudged(config: Any) -> None:
-    """Logs a warning if the config has options that `unjudged` returns."""
+    """Logs a warning about the options that `unjudged` returns for the config, if there are any."""
     found = unjudged(config)
     if found:
         shown = ", ".join(f"{name}={value!r}" for name, value in found.items())

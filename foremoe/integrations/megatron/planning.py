@@ -31,7 +31,7 @@ Work = Plan | Workload | Sequence[Any]
 
 
 def layers_of_all(group: Group, places: Sequence[Place], num_predicting: int) -> tuple[list[int], tuple[int, int]]:
-    """Returns `numbers` and `predicting` of `Planning`. Collective over the job. A hybrid model's config lacks the numbers.
+    """Returns `numbers` and `predicting` of `Planning`, which a hybrid model's config does not contain. Collective over the job.
 
     Args:
         num_predicting: Number of MoE layers of multi-token prediction on this rank.
@@ -50,11 +50,12 @@ class Planning:
         group: EP group.
         config: Megatron's `TransformerConfig`.
         places: MoE layers of this rank.
-        numbers: Numbers of the whole model's MoE layers, as found by its pipeline ranks.
-        predicting: Numbers of MoE layers of multi-token prediction on this rank and on all ranks, which are not planned.
+        numbers: Numbers of the whole model's MoE layers, collected from all pipeline ranks.
+        predicting: Number of MoE layers of multi-token prediction on this rank, and the largest such number of any rank. These
+            layers are not planned.
         home_LE: Megatron's own homes, int32 [L, E].
         weight_bytes: Size of one weight in bytes.
-        device: Device for messages.
+        device: Device of the tensors in messages.
     """
 
     settings: AttachSettings
@@ -78,7 +79,7 @@ class Planning:
         return dataclasses.replace(planned, routing=self._routing(work))
 
     def plan_of(self, work: Work | Planned, stage: str, split_MLP: Array | None, home_LE: Array | None) -> Planned:
-        """Returns the plan of a stage from any input of `Attached.stage`."""
+        """Returns the plan of a stage, given any input that `Attached.stage` accepts."""
         if isinstance(work, Planned):
             return work
         if isinstance(work, Plan):
@@ -93,7 +94,7 @@ class Planning:
             planned: Plan to run.
             stage: "recompute" or "update".
             overlaps_reduction: Whether gradients are reduced over data-parallel ranks during backward.
-            unprepared: Reason why this rank's experts cannot run, or an empty string.
+            unprepared: Reason why this rank's experts cannot run the stage, or an empty string.
 
         Raises:
             InputError: A rank cannot run the stage. Raised on all ranks of the EP group.
@@ -108,7 +109,7 @@ class Planning:
             agree_on_split(self.group, planned.plan, planned.split_MLP, planned.plan.home_LE, self.device)
 
     def fault_of(self, plan: Plan, stage: str, overlaps_reduction: bool) -> str:
-        """Returns the reason why this rank cannot run a plan, or an empty string if it can.
+        """Returns the reason why this rank cannot run a plan, or an empty string.
 
         Args:
             plan: Plan to run.
@@ -158,7 +159,7 @@ class Planning:
     def agree(
         self, stages: Sequence[tuple[Work, str]], home_LE: Array, num_threads: int | None = None
     ) -> list[tuple[PlanningTask, Array, Array]]:
-        """Returns each stage's task and this source's counts, or raises the same error on all ranks."""
+        """Returns each stage's task and this source's counts. If this fails on any rank, raises the same error on all ranks."""
         fault, found = "", []
         with reporting(self.group):
             try:

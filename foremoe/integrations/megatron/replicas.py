@@ -1,4 +1,4 @@
-"""`Replicas`: forward and backward of a rank's redundant slots in one layer. Megatron computes the base slots."""
+"""`Replicas`: forward and backward pass of a rank's redundant slots in one layer. Megatron itself computes the base slots."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Row:
-    """One layer of one micro-step on this rank, with all information that backward needs to find the weights again.
+    """One layer of one micro-step on this rank, with all information that the backward pass needs to find the weights again.
 
     Attributes:
-        num_R: Number of pairs of every redundant slot, which are contiguous.
-        settle: Whether gradients must be home after backward of this row, because they are reduced next.
+        num_R: Number of pairs of every redundant slot. The pairs of a slot are contiguous.
+        settle: Whether gradients must be home after this row's backward pass, because they are reduced next.
     """
 
     stage: MegatronStage
@@ -38,12 +38,12 @@ class Row:
     settle: Callable[[], bool]
 
     def weights(self, phase: Phase) -> list[Tensors]:
-        """Returns the tensors of the redundant slots. Those of slots without pairs are arbitrary or missing."""
+        """Returns the tensors of the redundant slots. If a slot has no pairs, its tensors are arbitrary or missing."""
         found = self.stage.weights(self.micro_step, self.layer, phase).weights_S
         return self._filled(found[len(found) - len(self.num_R) :])
 
     def gradients(self) -> list[Tensors]:
-        """Returns the tensors that accumulate gradients of the redundant slots."""
+        """Returns the tensors that accumulate the gradients of the redundant slots."""
         grads_S = self.stage.weights(self.micro_step, self.layer, Phase.BACKWARD).grads_S
         assert grads_S is not None
         return self._filled(grads_S[len(grads_S) - len(self.num_R) :])
@@ -59,12 +59,13 @@ class Row:
 
 
 class Replicas(torch.autograd.Function):
-    """Combines the given outputs of base slots with those of redundant slots.
+    """Computes the outputs of the redundant slots and returns them together with the given outputs of the base slots.
 
-    Forward keeps the replicas' autograd graph, except for their weights. A slot may hold another expert by the time of backward,
-    so the graph stores (slot, index) and backward looks the weights up again. Replicas run backward before the base slots, whose
-    output is an input here. The replicas' gradients can therefore be home (`Row.settle`) before autograd adds those of the base
-    slots to the same parameters. Otherwise they are sent after the layer's last exchange.
+    The forward pass keeps the replicas' autograd graph but not their weights. By the time of the backward pass, a slot may hold
+    another expert. The graph therefore stores (slot, index), and the backward pass looks the weights up again. The output of the
+    base slots is an input here, so the backward pass of the replicas runs first. With `Row.settle`, the replicas' gradients are
+    home before autograd adds the base slots' gradients to the same parameters. Otherwise they are sent after the layer's last
+    exchange.
     """
 
     @staticmethod

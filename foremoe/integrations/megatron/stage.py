@@ -1,4 +1,4 @@
-"""`MegatronStage`: gives the layers their routing and weights during one stage."""
+"""`MegatronStage`: gives the MoE layers their routing and their weights during one stage."""
 
 from __future__ import annotations
 
@@ -22,18 +22,19 @@ if TYPE_CHECKING:
 
 
 class MegatronStage(PlannedStage):
-    """Planned stage for Megatron's routing, which is a boolean per token and expert.
+    """Planned stage for Megatron's routing, which has a boolean for every token and expert.
 
     Args:
         engine: Engine that has begun `plan`.
-        split_MLP: The plan's part for this source.
+        split_MLP: Number of pairs that the plan sends from this source to each slot.
         device: Device of the routing.
-        replay: Whether routers follow the plan's routing. If False, it is a hint, and the pairs that ranks serve are recorded.
+        replay: Whether routers follow the plan's routing. If False, the routing is a hint, and the stage records how many pairs
+            ranks serve.
         known: Known routing of each token.
 
     Attributes:
-        load: Mapping from (micro-step, layer) to the pairs that every rank served, if recorded.
-        known_served: Mapping from (micro-step, layer) to the pairs that slots of this rank served in rows with known routes.
+        load: Mapping from (micro-step, layer) to the number of pairs that each rank served, if recorded.
+        known_served: Mapping from (micro-step, layer) to the pairs that this rank's slots served, for rows with known routes.
     """
 
     def __init__(
@@ -55,11 +56,11 @@ class MegatronStage(PlannedStage):
         return self.known.row(micro_step, layer, routing_TE, complete, self._home_slot_LE[layer])
 
     def route(self, micro_step: int, layer: int, routing_TE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the plan's routing over slots and the number of unplanned pairs."""
+        """Returns the routing over slots that follows the plan, and the number of unplanned pairs."""
         return remap_dense_planned(routing_TE, self._planned_ML.row(micro_step, layer))
 
     def route_home(self, layer: int, routing_TE: torch.Tensor) -> torch.Tensor:
-        """Returns routing over slots with every expert at home."""
+        """Returns the routing over slots that sends every pair to its expert's home."""
         routing_TP = routing_TE.new_zeros(len(routing_TE), self._plan.G * self._plan.S)
         return routing_TP.index_copy(1, self._home_slot_LE[layer], routing_TE)
 
@@ -69,7 +70,7 @@ class MegatronStage(PlannedStage):
         return probs_TP * routing_TP
 
     def has_replicas(self, micro_step: int, layer: int) -> bool:
-        """Returns whether the plan has a replica in this row on any rank."""
+        """Returns True if the plan has a replica in this row on any rank."""
         return bool(self._has_replicas_ML[micro_step, layer])
 
     def counts(self) -> tuple[Array, Array]:
@@ -77,7 +78,7 @@ class MegatronStage(PlannedStage):
         return super().counts()
 
     def served_skew(self) -> Array | None:
-        """Returns the skew as served, float64 [M, L], with 1 for rows that did not run, or None if routers follow the plan."""
+        """Returns the skew as served, float64 [M, L], or None if routers follow the plan. It is 1 for rows that did not run."""
         if self.replay:
             return None
         skew_ML = np.ones(self._has_replicas_ML.shape)
@@ -86,10 +87,10 @@ class MegatronStage(PlannedStage):
         return skew_ML
 
     def settle(self, layer: int) -> None:
-        """Waits until all gradients sent so far are home. `layer` will not send any more."""
+        """Waits until all gradients sent so far are home. `layer` must not send any more gradients."""
         self._engine.settle(layer)
 
     @property
     def sum_bytes(self) -> int:
-        """Peak bytes of float32 sums of replica gradients if main gradients are bf16. Valid after the stage."""
+        """Peak size in bytes of the float32 sums of replica gradients if main gradients are bf16. Valid after the stage."""
         return self._engine.sum_bytes

@@ -22,23 +22,23 @@ class MegatronSummary:
     Attributes:
         plan: Plan that ran.
         timeline: Timeline of the engine.
-        drift_ML: Pairs of this rank that were not planned and were served at home, int64.
-        served_MLS: Pairs that each of this rank's slots served, int64.
+        drift_ML: Number of this rank's pairs that were not planned and were served at home, int64.
+        served_MLS: Number of pairs that each of this rank's slots served, int64.
         fell_back: Rows (micro-step, layer) that ran at home because a replica was missing.
-        plan_s: Seconds of planning on this rank.
-        share_s: Seconds of exchanging counts and plans.
-        slot_bytes: Memory of the slots on this rank in bytes.
-        served_skew_ML: Skew over the EP group as served, float64, if routing was a hint (``replay=False``), or else None.
-        known_rows: Number of rows that used routes computed when the stage began.
-        counted_rows: Number of other rows, by reason:
+        plan_s: Seconds that this rank spent on planning.
+        share_s: Seconds that this rank spent on exchanging counts and plans.
+        slot_bytes: Size in bytes of this rank's slots.
+        served_skew_ML: Skew over the EP group as served, float64. None unless routing was a hint (``replay=False``).
+        known_rows: Number of rows that used the routes that were computed when the stage began.
+        counted_rows: Number of rows that exchanged counts, by reason:
 
-            * "first": the first stage of a kind only compares,
+            * "first": the first stage of a kind only compares routes,
             * "unknown": there were more unknown tokens than spare places,
             * "differs": `work` differed from the plan or from the routers' choices,
-            * "untold": the routing of tokens was not given,
-            * "layer": the layer has another dispatcher, or shared experts between its messages,
-            * "memory": the limit for routes was reached.
-        route_bytes: Host memory of the routes on this rank in bytes.
+            * "untold": the routing of the tokens was not given,
+            * "layer": the layer has another dispatcher, or shared experts run between its messages,
+            * "memory": the memory limit for routes was reached.
+        route_bytes: Size in bytes of the host memory that this rank's routes occupy.
     """
 
     plan: Plan
@@ -55,7 +55,7 @@ class MegatronSummary:
     route_bytes: int = 0
 
     def metrics(self) -> dict[str, float]:
-        """Returns totals of the stage. Skews are means over rows: with experts at home, with the plan, and as served."""
+        """Returns totals of the stage. Mean skews over rows are given with experts at home, with the plan, and as served."""
         plan = self.plan
         home_MLG = plan.load_MLE.reshape(plan.M, plan.L, plan.G, -1).sum(axis=3)
         drift_L = self.drift_ML.sum(axis=0)

@@ -1,4 +1,4 @@
-"""Plans for Megatron's virtual experts. foremoe places experts and tokens, and HybridEP and Megatron's kernels execute."""
+"""Plans for Megatron's virtual experts. foremoe places experts and tokens. HybridEP and Megatron's kernels do the rest."""
 
 from __future__ import annotations
 
@@ -44,9 +44,10 @@ def attached_class(chunks: Sequence[Any], usual: type[Any]) -> type[Any]:
 
 
 def experts_to_copy(plan: Plan) -> Array:
-    """Returns the expert in every virtual slot, int32 [M, L, G, B]. -1 marks a slot that serves nothing.
+    """Returns the expert in every virtual slot, int32 [M, L, G, B]. -1 marks a slot that serves no pairs.
 
-    Megatron adds the gradient of every slot in this table to its owner, and overwrites gradients of slots that received tokens.
+    Megatron adds the gradient of every slot in this table to that of the expert's owner. It overwrites the gradients of slots
+    that received tokens.
     """
     copies_MLGR = np.where(plan.quota_MLGS[..., plan.B :] > 0, plan.expert_MLGS[..., plan.B :], -1)
     table_MLGB = np.full((plan.M, plan.L, plan.G, plan.B), -1, np.int32)
@@ -57,7 +58,7 @@ def experts_to_copy(plan: Plan) -> Array:
 def runtime_experts(
     topk_TK: torch.Tensor, row: Slotted | None, num_base: int, num_slots: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Computes the slot that serves each pair, int16 [T, K], as rank * 2B + b or rank * 2B + B + s. Unknown pairs go home.
+    """Computes the slot that serves each pair, int16 [T, K], as rank * 2B + b or rank * 2B + B + s. Pairs not in `row` go home.
 
     The host never waits for the device.
 
@@ -66,7 +67,7 @@ def runtime_experts(
         row: Known routing of these tokens, or None to send all pairs home.
 
     Returns:
-        The slots, the number of unplanned pairs that went home, and the number of planned pairs that the router did not choose.
+        The slots, the number of unplanned pairs that go home, and the number of planned pairs that the router did not choose.
     """
     home_TK = topk_TK // num_base * (2 * num_base) + topk_TK % num_base
     if row is None:
@@ -81,10 +82,10 @@ def runtime_experts(
 
 
 def capacity_factor(quota_MLGS: Array, tokens_MG: Array, num_topk: int, num_base: int, alignment: int) -> float:
-    """Returns the smallest ``moe_expert_rank_capacity_factor`` with enough room on every rank, or infinity if none suffices.
+    """Returns the smallest ``moe_expert_rank_capacity_factor`` that gives every rank enough places, or infinity if none does.
 
-    A rank has ``tokens * topk * factor`` places. It has at least one place per own pair, plus ``alignment - 1`` places for each
-    of its 2B experts, because the pairs of an expert fill whole blocks.
+    A rank has ``tokens * topk * factor`` places, but never fewer than one for each of its own pairs plus ``alignment - 1`` for
+    each of its 2B experts. The latter are added because the pairs of an expert fill whole blocks.
 
     Args:
         alignment: Number of pairs in a block.
@@ -107,11 +108,11 @@ class VirtualSummary:
 
     Attributes:
         plan: Plan that ran.
-        drift: Number of pairs of this rank that were not planned and were served at home.
-        fell_back: Number of calls that used Megatron's planner or home placement, including those of multi-token prediction.
+        drift: Number of this rank's pairs that were not planned and were served at home.
+        fell_back: Number of calls that used Megatron's planner or home placement, including calls for multi-token prediction.
         factor: Smallest ``moe_expert_rank_capacity_factor`` that the plan allows.
-        plan_s: Seconds of planning on this rank.
-        share_s: Seconds of exchanging counts and plans.
+        plan_s: Seconds that this rank spent on planning.
+        share_s: Seconds that this rank spent on exchanging counts and plans.
     """
 
     plan: Plan
@@ -122,7 +123,7 @@ class VirtualSummary:
     share_s: float
 
     def metrics(self) -> dict[str, float]:
-        """Returns totals of the stage. Skews are means over rows, with experts at home and with the plan."""
+        """Returns totals of the stage. Mean skews over rows are given with experts at home and with the plan."""
         plan = self.plan
         home_MLG = plan.load_MLE.reshape(plan.M, plan.L, plan.G, -1).sum(axis=3)
         return {
@@ -138,13 +139,13 @@ class VirtualStage:
     Args:
         planned: Plan with the experts of every token.
         group: EP group.
-        process_group: EP group as Megatron's object.
-        most_bytes: Limit of host memory for routes in bytes. Rows beyond the limit fall back.
-        module: Megatron's module. See `module_of`.
+        process_group: The same EP group, as Megatron's process group.
+        most_bytes: Limit in bytes of the host memory for routes. Rows beyond the limit fall back.
+        module: Megatron's module of virtual experts. See `module_of`.
 
     Attributes:
         layer: Layer whose call is being handled, or None if the layer was not planned.
-        rows: Slots of pairs and missing pairs of rows, which are compared with the routers' choices.
+        rows: Known rows with the slots of their pairs, and how they compare with the routers' choices.
         tokens_MG: Number of tokens of every rank.
         equal: Whether all ranks have the same number of tokens in every micro-step.
     """
@@ -197,12 +198,12 @@ class VirtualStage:
 
     @property
     def drift(self) -> int:
-        """Number of unplanned pairs."""
+        """Number of unplanned pairs of this rank."""
         return int(torch.stack(self._drift).sum()) if self._drift else 0
 
 
 class VirtualLayer:
-    """MoE layer with virtual experts. Between `enter` and `leave`, it identifies itself to the stage before each call."""
+    """An MoE layer with virtual experts. Between `enter` and `leave`, it identifies itself to the stage before each call."""
 
     def __init__(self, moe: Any, index: int) -> None:
         self.moe, self.index = moe, index
@@ -226,7 +227,7 @@ class VirtualLayer:
         setattr(stage.module, FUNCTION, stage)
 
     def leave(self) -> None:
-        """Restores the layer. May be called twice."""
+        """Restores the layer. It may be called twice."""
         self._manager.__dict__.pop("plan_dispatch", None)
         if self._stage is not None:
             setattr(self._stage.module, FUNCTION, self._stage.own)
@@ -237,7 +238,7 @@ def module_of() -> Any:
     """Returns Megatron's module of virtual experts.
 
     Raises:
-        InputError: The module has another planning interface.
+        InputError: The module does not have the planning interface that foremoe expects.
     """
     module = importlib.import_module(MODULE)
     planner = getattr(module, FUNCTION, None)

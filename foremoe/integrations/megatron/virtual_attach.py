@@ -29,7 +29,7 @@ _logger = logging.getLogger(__name__)
 
 
 class VirtualAttached(Attached):
-    """Variant of `Attached` for ``moe_virtual_expert_load_balance=True``, where Megatron moves weights, tokens and gradients."""
+    """Variant of `Attached` for ``moe_virtual_expert_load_balance=True``. Megatron itself moves weights, tokens and gradients."""
 
     _virtual: VirtualStage | None = None
 

@@ -1,4 +1,4 @@
-"""Observation of a stage that runs without foremoe, to estimate the gain of replicas on its routing."""
+"""Observation of a stage that runs without foremoe, to estimate how much replicas would gain with its routing."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ TRIED = (1, 2)  # redundant slots per rank
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Watched:
-    """Stage of one rank in which all experts were computed at home.
+    """A stage, as seen by one rank, in which all experts were computed at home.
 
     Attributes:
-        planned: Plans with one and with two redundant slots per rank, which did not run.
+        planned: Plans with one and with two redundant slots per rank. They did not run.
         unknown: Share of this rank's pairs whose routing is unknown in `work`.
     """
 
@@ -33,11 +33,11 @@ class Watched:
 
     @property
     def plan(self) -> Plan:
-        """Plan of the EP group's counts."""
+        """Plan for the EP group's counts."""
         return self.planned[0].plan
 
     def metrics(self) -> dict[str, float]:
-        """Returns means over rows and totals: skews, and the load of the hottest expert divided by the mean."""
+        """Returns means over rows and totals, such as skews and the load of the hottest expert divided by the mean load."""
         load_MLE = self.plan.load_MLE
         home_MLG = load_MLE.reshape(*load_MLE.shape[:2], self.plan.G, -1).sum(axis=3)
         out = {"skew_before": mean_skew(home_MLG), "hottest": mean_skew(load_MLE), "unknown": self.unknown}
@@ -46,7 +46,7 @@ class Watched:
 
 
 def watch(planning: Planning, work: Any, stage: str) -> Watched:
-    """Plans a stage for one and two redundant slots per rank without running the plans. Collective over the EP group.
+    """Plans a stage for one and for two redundant slots per rank but does not run the plans. Collective over the EP group.
 
     Raises:
         InputError: `work` is already a plan, or does not match the model. Raised on all ranks.

@@ -1,9 +1,9 @@
-"""foremoe inside veRL, without a fork, through two settings in addition to veRL's own two for router replay::
+"""foremoe inside veRL, without a fork of it. It takes two settings in addition to veRL's own two for router replay::
 
     actor_rollout_ref.actor.megatron._target_=foremoe.integrations.verl.EngineConfig
     +actor_rollout_ref.actor.megatron.foremoe.redundant=1
 
-``import verl`` loads `plugin` through its entry point. Everything else is imported with veRL's Megatron engine.
+``import verl`` loads the module `plugin` through its entry point. All other modules are imported with veRL's Megatron engine.
 """
 
 from typing import TYPE_CHECKING

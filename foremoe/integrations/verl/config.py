@@ -1,4 +1,4 @@
-"""`EngineConfig`: veRL's Megatron engine config with one more key. Select it in YAML with ``_target_``."""
+"""`EngineConfig`: veRL's config of the Megatron engine with one more key. Select it in YAML with ``_target_``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["EngineConfig", "Settings"]
 
 @dataclass
 class EngineConfig(McoreEngineConfig):  # type: ignore[misc]
-    """``McoreEngineConfig`` with the key `foremoe`: `Settings`, or a mapping of them. None leaves the engine unchanged."""
+    """``McoreEngineConfig`` with a key `foremoe` for `Settings` or a mapping of settings. None leaves the engine unchanged."""
 
     foremoe: Any = None
 

@@ -26,7 +26,7 @@ _logger = logging.getLogger(__name__)
 def dump_workload(attached: Attached, routing: Sequence[Array], stage: str, number: int, folder: str) -> None:
     """Writes ``STAGE_NUMBER_rankR.safetensors`` for ``foremoe compare``, on rank 0 of the EP group (global rank R). Collective.
 
-    A dump does not affect the stage: if the file cannot be written, foremoe logs a warning.
+    A dump does not affect the stage. If the file cannot be written, foremoe only logs a warning.
     """
     import torch.distributed as dist
 

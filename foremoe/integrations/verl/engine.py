@@ -1,4 +1,4 @@
-"""Engine that replaces veRL's Megatron engine. It differs only in planning after micro-batches are formed."""
+"""Engine that replaces veRL's Megatron engine. The only difference is that it plans micro-batches once they are formed."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ PLATFORM = "cuda", "nvidia"
 
 
 def register(module: ModuleType) -> type:
-    """Registers the engine in place of the one in veRL's module `transformer_impl`, and returns it.
+    """Registers and returns an engine that replaces the engine in veRL's module `transformer_impl`.
 
-    It also replaces an engine that was registered before a reload, although veRL would refuse a second one.
+    It also replaces an engine that was registered before the module was reloaded. veRL itself would refuse a second engine.
     """
     engine = engine_class(module)
     registered = getattr(module.EngineRegistry, "_engines", {}).get("language_model", {}).get("megatron", {})
@@ -31,13 +31,13 @@ def register(module: ModuleType) -> type:
 
 
 def engine_class(module: ModuleType) -> type:
-    """Returns a subclass of veRL's `MegatronEngineWithLMHead` with plans. Without `foremoe` in the config, it adds nothing.
+    """Returns a subclass of veRL's `MegatronEngineWithLMHead`. It makes plans if the config has `foremoe`.
 
-    Unpickling uses the last class created in this module.
+    Unpickling uses the last class that was created in this module.
     """
 
     class ForeMoEEngine(module.MegatronEngineWithLMHead):  # type: ignore[name-defined, misc]
-        """veRL's engine, which plans every pass with known routing after its micro-batches are formed."""
+        """veRL's engine, extended to plan every pass with known routing once its micro-batches are formed."""
 
         __qualname__ = "ForeMoEEngine"
         _foremoe: Any = None
@@ -49,7 +49,7 @@ def engine_class(module: ModuleType) -> type:
                 self.attach_foremoe(settings)
 
         def attach_foremoe(self, settings: Settings) -> None:
-            """Adds slots to the model's MoE layers. `initialize` calls it if the config has `foremoe`. Collective."""
+            """Adds slots to the model's MoE layers. Called by `initialize` if the config has `foremoe`. Collective."""
             from foremoe.integrations.verl.session import Session
 
             self._foremoe = Session(self, settings)

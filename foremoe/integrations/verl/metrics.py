@@ -1,4 +1,4 @@
-"""Metrics of a stage over all ranks of a model copy, which are its pipeline ranks' EP groups, and of a step over its stages."""
+"""Metrics of a stage over all ranks of a model copy (the EP groups of its pipeline ranks), and of a step over its stages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Figures:
     Attributes:
         first: Whether the rank is the first of its EP group.
         num_rows: Number of rows of the plan, or 0 without a plan.
-        values: `MegatronSummary.metrics`, and values that the session adds.
+        values: The result of `MegatronSummary.metrics`, and values that the session adds.
     """
 
     first: bool
@@ -36,21 +36,21 @@ class Figures:
 
     @staticmethod
     def of(first: bool, report: MegatronSummary | VirtualSummary | Watched | None, **more: float) -> Figures:
-        """Returns figures from the report of the stage, which is None without a plan, and the session's seconds and flags."""
+        """Returns the figures of a stage from its report, which is None without a plan, and from the session's values `more`."""
         if report is None:
             return Figures(first=first, num_rows=0, values=more)
         return Figures(first=first, num_rows=report.plan.N, values=report.metrics() | more)
 
 
 class Totals:
-    """Accumulated figures of all stages of one kind since the last `take`."""
+    """Figures of all stages of one kind, accumulated since the last `take`."""
 
     def __init__(self) -> None:
         self._values: dict[str, float] = {}
         self._num_rows = 0
 
     def add(self, parts: Sequence[Figures]) -> None:
-        """Adds a stage from the figures of all ranks."""
+        """Adds a stage, given the figures of all ranks."""
         for name in dict.fromkeys(name for part in parts for name in part.values):
             having = [part for part in parts if name in part.values and (part.first or name not in _OF_PLAN)]
             so_far, values = self._values.get(name, 0.0), [part.values[name] for part in having]
@@ -65,7 +65,7 @@ class Totals:
         self._num_rows += sum(part.num_rows for part in parts if part.first)
 
     def take(self) -> dict[str, Metric]:
-        """Returns values by name and resets them. Their types select veRL's reduction over data-parallel ranks, max or mean."""
+        """Returns values by name and resets them. Their type tells veRL whether to take the maximum or mean over its ranks."""
         out = {}
         for name, value in self._values.items():
             if name in _MEANS:

@@ -1,8 +1,8 @@
-"""Packing, which chooses the samples of a mini-batch that share a micro-batch, according to the rank loads of their experts.
+"""Packing, which uses the rank loads of experts to choose the samples that share a micro-batch.
 
-veRL's own split considers only lengths. Packing starts from it and only exchanges samples between micro-batches of the same
-data-parallel rank. Samples stay on their rank and in their optimizer step. A rank keeps its number of micro-batches and their
-token limit, and no micro-batch exceeds the attention of the longest one before.
+veRL's own split of a mini-batch considers only lengths. Packing starts from this split and exchanges samples between
+micro-batches of the same data-parallel rank. Samples stay on their rank and in their optimizer step. A rank keeps its number of
+micro-batches and their token limit. No micro-batch gets more attention work than the largest one had before.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _LAYERS = 8
 
 
 class Packer:
-    """Regroups samples into micro-batches. Each engine has its own packer.
+    """Object that regroups samples into micro-batches. Each engine has its own packer.
 
     Args:
-        engine: Initialized veRL engine.
+        engine: veRL engine that has been initialized.
 
     Raises:
-        InputError: Planning cannot price the sizes of the model.
+        InputError: Planning cannot estimate times for the sizes of the model.
     """
 
     def __init__(self, engine: Any) -> None:
@@ -49,10 +49,10 @@ class Packer:
         self._ep_first = min(_ranks(ps.get_expert_model_parallel_group()))
 
     def meet(self, group_timeout_s: float) -> None:
-        """Creates the groups of ranks that pack together. Collective over all of them.
+        """Creates the groups of ranks that pack together. Collective over all ranks of these groups.
 
         Args:
-            group_timeout_s: Timeout for another rank in seconds.
+            group_timeout_s: Timeout in seconds for an answer from another rank.
         """
         from megatron.core import parallel_state as ps
 
@@ -65,7 +65,7 @@ class Packer:
         ]
 
     def repack_batches(self, data: Any, micro_batches: list[Any], indices: Any) -> tuple[list[Any], Any]:
-        """Returns micro-batches and their samples. These are veRL's own if its split has a fixed size or packing fails.
+        """Returns micro-batches and their samples' indices. Both are veRL's own if its split has a fixed size or packing fails.
 
         Collective.
         """

@@ -1,8 +1,8 @@
 """Module that ``import verl`` loads in every process, through the entry point group ``verl.plugins``.
 
-It must cost nothing if no Megatron engine is created. It therefore waits for veRL's engine module, and replaces the engine
-whenever that module is imported or reloaded. The engine plans only if the config has `foremoe` (see `EngineConfig`).
-``FOREMOE=0`` disables everything. If anything fails here, veRL is not changed, and a warning is logged.
+The module must cost nothing if no Megatron engine is created. It therefore replaces the engine only when veRL's engine module is
+imported or reloaded. The new engine plans only if the config has `foremoe` (see `EngineConfig`). ``FOREMOE=0`` disables the
+plugin. If anything fails here, veRL is not changed, and a warning is logged.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _logger = logging.getLogger(__name__)
 
 
 def install() -> None:
-    """Registers the engine now, or after veRL's own has been imported. A second call has no effect."""
+    """Registers the engine, either now or when veRL's engine module is imported. A second call has no effect."""
     if os.environ.get("FOREMOE", "1").strip().lower() in ("0", "off", "false", "no"):
         return
     # After a reload of this module, a finder of the earlier class with the same name may exist.

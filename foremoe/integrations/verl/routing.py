@@ -1,4 +1,4 @@
-"""Routing of this rank's tokens per micro-batch, which is known from rollout or a recording pass before the first one runs."""
+"""Routing of this rank's tokens in each micro-batch, which rollout or a recording pass has made known."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class _Target:
 
 
 def routing_of(engine: Any, places: Sequence[Place], micro_batches: Sequence[Any]) -> list[Array]:
-    """Returns the experts of each micro-batch, int16 [T, L, K], or -1 for unknown routing. `places` are the rank's MoE layers.
+    """Returns the experts of each micro-batch, int16 [T, L, K], with -1 for unknown routing.
 
-    veRL's own code arranges the routes, for replacements of its routers. Packing, padding and every kind of parallelism therefore
-    match veRL's, whether the routers replay or not.
+    `places` are the rank's MoE layers. veRL's own code arranges the recorded routes, for objects that stand in for its routers.
+    Packing, padding and every kind of parallelism therefore match veRL's, whether the routers replay or not.
     """
     from verl.utils.megatron import router_replay_utils as replay
 

@@ -1,4 +1,4 @@
-"""`Session`: runs foremoe on one veRL engine, over all its passes."""
+"""`Session`: runs foremoe in all passes of one veRL engine."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ _logger = logging.getLogger(__name__)
 
 
 def override(name: str, value: Any) -> str:
-    """Returns Megatron's option `name` with `value` in the form of veRL's command."""
+    """Formats Megatron's option `name` with the value `value` as it is written in veRL's command."""
     own = name in ("expert_tensor_parallel_size", "sequence_parallel")
     return hydra("++actor_rollout_ref.actor.megatron." + ("" if own else "override_transformer_config."))(name, value)
 
 
 class Session:
-    """State of foremoe with the lifetime of the engine.
+    """foremoe's state for one engine, which lives as long as the engine.
 
-    If planning of a stage fails on any rank, takes too long, or returns an invalid plan, the stage runs at home on all ranks,
-    with a warning in the log and the metric ``foremoe/STAGE/unplanned``.
+    If planning a stage fails on any rank, takes too long, or returns an invalid plan, the stage runs at home on all ranks. This
+    is reported by a warning in the log and by the metric ``foremoe/STAGE/unplanned``.
 
     Args:
-        engine: Initialized veRL engine. If its router replay is off, rollout's routing is a hint.
+        engine: veRL engine that has been initialized. If its router replay is off, the routing recorded by rollout is a hint.
     """
 
     def __init__(self, engine: Any, settings: Settings) -> None:
@@ -68,10 +68,10 @@ class Session:
         self.packer = Packer(self.engine) if self.settings.packing else None
 
     def should_plan(self, data: Any, forward_only: bool) -> bool:
-        """Returns whether routing is known now, for replay or as a hint.
+        """Returns True if the routing of this pass is known now, either for replay or as a hint.
 
-        It is not known while R2 records, or if veRL replays in other passes but not in this one, as for the reference model. The
-        result is the same on all ranks, including those without MoE layers.
+        The routing is not known while R2 records. It also counts as not known if veRL replays in other passes but not in this
+        pass, as for the reference model. The result is the same on all ranks, including ranks without MoE layers.
         """
         from verl.utils import tensordict_utils as tu
 
@@ -91,7 +91,7 @@ class Session:
 
     @contextlib.contextmanager
     def run_stage(self, forward_only: bool) -> Iterator[RunningStage]:
-        """Runs one pass over all micro-batches."""
+        """Runs one stage, which is one pass over all micro-batches."""
         try:
             with contextlib.ExitStack() as stack:
                 yield RunningStage(self, "recompute" if forward_only else "update", stack)
@@ -102,9 +102,9 @@ class Session:
             raise
 
     def report(self, data: Any, output: Any) -> None:
-        """Adds the figures of all stages since the last report to the metrics of an update's last mini-batch.
+        """Adds the figures of all stages since the previous report to the metrics of an update's last mini-batch.
 
-        veRL drops the metrics of a recompute, and averages those of an update over its mini-batches.
+        veRL drops the metrics of a recompute stage and averages the metrics of an update over its mini-batches.
         """
         from verl.utils import tensordict_utils as tu
         from verl.utils.metric import Metric
@@ -127,7 +127,7 @@ class Session:
 
 
 class RunningStage:
-    """Stage of a session."""
+    """One stage of a session, from its beginning to its end."""
 
     def __init__(self, session: Session, stage: str, stack: contextlib.ExitStack) -> None:
         self._session, self._stage, self._stack = session, stage, stack
@@ -135,7 +135,7 @@ class RunningStage:
         self._seconds: dict[str, float] = {}
 
     def begin(self, data: Any, micro_batches: list[Any], indices: Any) -> tuple[list[Any], Any]:
-        """Regroups micro-batches if requested, plans them, and enters the stage. Collective.
+        """Regroups the samples of micro-batches if requested, plans the micro-batches, and enters the stage. Collective.
 
         Returns:
             The micro-batches and the indices of their samples in `data`, in veRL's format.
@@ -158,7 +158,7 @@ class RunningStage:
         return micro_batches, indices
 
     def end(self) -> None:
-        """Ends the stage and adds its figures to the session's. Collective over all ranks of a model copy."""
+        """Ends the stage and adds its figures to those of the session. Collective over all ranks of a model copy."""
         self._stack.close()
         attached = self._session.attached
         mine = Figures(first=False, num_rows=0, values={})

@@ -1,4 +1,4 @@
-"""Kernels for rows with holes, which find the holes and compute every row's permutations in one pass each."""
+"""Kernels for rows with holes. One finds the holes, and the other computes every row's permutations in a single pass."""
 
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ from foremoe.plan.split import link_slots
 
 
 class HoledRows(NamedTuple):
-    """Input of routes, int32, and the start of each row's numbers, int64.
+    """Input for computing routes (int32), and the position at which each row's numbers start (int64).
 
     The numbers of a row are its experts [T, K], followed by the output of `route_holed_rows`, named as in `HoledRoute`:
     `token_Z`, `prob_Z`, `by_token_Z` [T, K], `rest_Z` [I, E - K], `hole_I`, `by_slot_Y`, `by_arrival_Y` and `extra_X`.
@@ -36,7 +36,8 @@ class HoledRows(NamedTuple):
 def find_holes(expert_TK, extra_E, hole_T):
     """Writes the tokens with fewer than K known experts to `hole_T` and returns their number.
 
-    Adds one pair to `extra_E` for every expert that is not known for such a token, because all experts serve it.
+    All experts serve such a token. The kernel therefore adds one pair to `extra_E` for each expert that is not among the token's
+    known experts.
     """
     T, K = expert_TK.shape
     num, E = 0, extra_E.size
@@ -58,7 +59,7 @@ def find_holes(expert_TK, extra_E, hole_T):
 
 @kernel
 def route_holed_rows(low, high, rows, numbers_X, planned_N):
-    """Writes the permutations of every row after its experts, and to `planned_N` (bool) whether its counts match the plan."""
+    """Writes each row's permutations after its experts. Sets `planned_N` to True for rows whose counts match the plan."""
     E, K = rows.home_slot_NE.shape[1], rows.num_topk
     for n in range(low, high):
         num, holes, served = rows.num_tokens_N[n] * K, rows.num_holes_N[n], rows.received_NGS[n].sum()

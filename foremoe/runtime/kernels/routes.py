@@ -13,9 +13,9 @@ from foremoe.plan.split import link_slots
 
 
 class KnownRows(NamedTuple):
-    """Input of routes: the plan's data of the rows, int32, and the start of each row's numbers, int64.
+    """The plan's data of the rows (int32), and the position at which each row's numbers start (int64).
 
-    The numbers of a row are the experts of this source's pairs, followed by the output of `route_rows`, named as in `Route`:
+    The numbers of a row are the experts of this source's pairs, followed by the output of `route_rows` with the names of `Route`:
     `by_slot_Z`, `by_token_Z`, `by_slot_Y` and `by_arrival_Y`.
     """
 
@@ -29,7 +29,7 @@ class KnownRows(NamedTuple):
 
 @kernel
 def route_rows(low, high, rows, numbers_X, planned_N):
-    """Writes the permutations of every row after its experts, and to `planned_N` (bool) whether its counts match the plan."""
+    """Writes each row's permutations after its experts. Sets `planned_N` to True for rows whose counts match the plan."""
     for n in range(low, high):
         num_pairs = rows.num_pairs_N[n]
         numbers = numbers_X[rows.begin_N[n] : rows.begin_N[n + 1]]

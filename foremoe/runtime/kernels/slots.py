@@ -1,4 +1,4 @@
-"""Kernels that compute the slots of all pairs in rows with known routing, for dispatchers with their own communication."""
+"""Kernels that find the slots of all pairs in rows with known routing. They serve dispatchers that communicate on their own."""
 
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ from foremoe.plan.split import link_slots
 
 
 class SlottedTables(NamedTuple):
-    """Input of slots, int32, and the start of each row's numbers, int64: experts [T, K], slots [T, K] and holes [T]."""
+    """Input (int32) and the start of each row's numbers (int64), which are experts [T, K], slots [T, K] and holes [T]."""
 
     begin_N: Array
     num_tokens_N: Array
@@ -24,7 +24,7 @@ class SlottedTables(NamedTuple):
 
 @kernel
 def slot_rows(low, high, rows, numbers_X, planned_N, num_known_N, num_holes_N):
-    """Writes slots and holes after every row's experts, the number of pairs with a slot, and whether these match the plan."""
+    """Writes each row's slots and holes after its experts, counts both, and compares the pairs of each slot with the plan."""
     E, K = rows.num_experts, rows.num_topk
     slot_E, next_P, seen_E = np.empty(E, np.int64), np.empty(rows.split_NP.shape[1], np.int64), np.empty(E, np.int64)
     for n in range(low, high):
