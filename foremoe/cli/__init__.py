@@ -1,1 +1,1 @@
-"""The command line ``foremoe``, with one file per command. `main` calls the commands."""
+"""The command line ``foremoe``. Each command has its own file, and `main` calls the commands."""

@@ -1,4 +1,4 @@
-"""``foremoe ablate``: runs planners with one level left out at a time, over redundant slots, foresight, nodes and seeds."""
+"""``foremoe ablate``: runs planners with one level left out at a time, for several numbers of slots, foresights and seeds."""
 
 import dataclasses
 import itertools
@@ -23,10 +23,10 @@ from foremoe.workload.packing import AsGiven
 
 
 class Varied(NamedTuple):
-    """Options that vary besides the levels. Every combination of them is planned."""
+    """Options that vary besides the levels. Every combination of their values is planned."""
 
     planners: dict[str, Planner]
-    nodes: list[int | None]  # numbers of ranks per node; None: as in the cluster
+    nodes: list[int | None]  # numbers of ranks per node; None means the cluster's own number
     seeds: list[int]
     redundant: list[int]
     foresight: list[Any]
@@ -41,8 +41,8 @@ class Varied(NamedTuple):
 
 _HELP = """Leaves out one level of a planner at a time: pack, home, node, rank, split, order, path and the guard.
 
-This is repeated for every number of redundant slots, kind of foresight, node size and seed. Identical plans share a line of the
-table. In JSON and CSV, each has a row of its own.
+The ablation is repeated for every number of redundant slots, kind of foresight, node size and seed. Identical plans share a line
+of the table. In JSON and CSV, each plan has a row of its own.
 
 \b
 Examples:
@@ -110,7 +110,7 @@ def ablate(
 
 
 def _rows(options: CaseOptions, varied: Varied, exact_seconds: float, progress: Progress) -> tuple[Case, list[dict[str, Any]]]:
-    """Returns the first case, and the rows of every planner, node size and seed."""
+    """Returns the first case, and the table rows for every planner, node size and seed."""
     cases, rows = [], []
     for (name, planner), node, seed in itertools.product(varied.planners.items(), varied.nodes, varied.seeds):
         chosen = dataclasses.replace(options, redundant=max(varied.redundant), ranks_per_node=node, seed=seed)

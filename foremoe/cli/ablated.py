@@ -1,4 +1,4 @@
-"""Lines of ``foremoe ablate``. Each distinct plan has one line, with the names of its planners and means over seeds."""
+"""Output lines of ``foremoe ablate``. Each distinct plan has one line, with the names of its planners and means over seeds."""
 
 import itertools
 import statistics
@@ -16,13 +16,13 @@ COLUMNS = {
     "redundant": Column("R", left=True, rank=0), "foresight": Column("foresight", left=True, rank=0), **PLANNED,
     "simulated_stage_s": Column("stage", SECONDS, rank=2), GAIN: Column("speed-up", number(3), rank=1),
 }  # fmt: skip
-# Fields that distinguish lines, in the order of the table. Lines of different seeds are merged.
+# Fields whose values distinguish lines, in the order of the table. Lines that differ only in the seed are merged.
 _WHERE, _WHAT = ("planner", "ranks_per_node"), ("levels", "redundant", "foresight")
 _ANY = "any"
 
 
 class Bar(NamedTuple):
-    """One bar of the chart, with the name, gain and spread of a plan."""
+    """One bar of the chart, with the name of a plan, its gain, and the spread of the gain over seeds."""
 
     label: str
     gain: float
@@ -30,7 +30,7 @@ class Bar(NamedTuple):
 
 
 class Lines(NamedTuple):
-    """Table, bars and notes, as returned by `lines_of`."""
+    """The table, bars and notes that `lines_of` returns."""
 
     table: Table
     bars: list[Bar]
@@ -38,7 +38,7 @@ class Lines(NamedTuple):
 
 
 def lines_of(rows: Sequence[Mapping[str, Any]], planners: Mapping[str, Planner]) -> Lines:
-    """Returns the table of the rows, its bars and the notes. A row in which nothing was planned appears in the notes only."""
+    """Returns the table, bars and notes for the given rows. A row for which nothing was planned appears only in the notes."""
     by_case: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for row in rows:
         by_case.setdefault(tuple(row[key] for key in (*_WHERE, *_WHAT)), []).append(row)
@@ -67,7 +67,7 @@ def lines_of(rows: Sequence[Mapping[str, Any]], planners: Mapping[str, Planner])
 
 
 class _Same(NamedTuple):
-    """Cases with the same plans, as products of values of `_WHAT`, and the rows of the first case, by seed."""
+    """Cases that have the same plans, as products of values of `_WHAT`, and the first case's rows, one for each seed."""
 
     blocks: list[tuple[list[Any], ...]]
     figures: list[Mapping[str, Any]]
@@ -83,7 +83,7 @@ def _of_one_plan(cases: Mapping[tuple[Any, ...], list[Mapping[str, Any]]]) -> It
 
 
 def _blocks(keys: Sequence[tuple[Any, ...]]) -> list[tuple[list[Any], ...]]:
-    """Groups (levels, R, foresight) into few products: levels with equal (R, foresight), then foresights with equal R."""
+    """Groups (levels, R, foresight) into few products: first levels that share (R, foresight), then foresights that share R."""
     pairs_of: dict[Any, list[tuple[Any, ...]]] = {}
     for levels, *pair in keys:
         pairs_of.setdefault(levels, []).append(tuple(pair))
@@ -97,7 +97,7 @@ def _blocks(keys: Sequence[tuple[Any, ...]]) -> list[tuple[list[Any], ...]]:
 
 
 def _merged(found: Mapping[Any, list[Any]]) -> list[tuple[tuple[Any, ...], list[Any]]]:
-    """Returns the distinct lists of values, each with the keys that have it."""
+    """Returns the distinct lists of values. With each list are the keys that have it."""
     by_values: dict[tuple[Any, ...], list[Any]] = {}
     for key, values in found.items():
         by_values.setdefault(tuple(values), []).append(key)
@@ -109,13 +109,13 @@ def _named(values: Sequence[Any], everything: Sequence[Any]) -> str:
 
 
 def _name(row: Mapping[str, Any], planners: Mapping[str, Planner]) -> str:
-    """Returns the name of a row in a note. If the row planned nothing, the name includes R and foresight."""
+    """Returns the name of a row for use in a note. If nothing was planned for the row, the name includes R and foresight."""
     name = row["levels"] if len(planners) == 1 else f"{row['planner']} {row['levels']}"
     return name if row["n_solved"] else f"{name} (R = {row['redundant']}, {row['foresight']})"
 
 
 def _means(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns the figures of a line. With several seeds, they are means with standard deviations."""
+    """Returns the figures of a line. If there are several seeds, figures are means with standard deviations."""
     lines = [flat(row) for row in rows]
     out: dict[str, Any] = {}
     for name in COLUMNS:

@@ -22,8 +22,8 @@ _FEW = 4  # micro-steps
 
 _HELP = """Suggests what to change next: redundant slots, homes, dispatch, micro-step, activation recomputation or EP degree.
 
-Tries each change alone. The default planner plans a sample of the stage, and the sample is simulated. Throughput is tokens per
-second and rank, relative to the case without the change.
+Each change is tried alone. The default planner plans a sample of the stage, and the sample is simulated. Throughput is the number
+of tokens per second and rank, relative to the case without the change.
 
 \b
 Example:
@@ -55,7 +55,7 @@ def advise(case_options: CaseOptions, json_file: str | None, look: Look = Look()
 
 
 def words(found: Advice, constants: str) -> list[str]:
-    """Formats the advice and the figures that led to it."""
+    """Formats the advice and the figures on which it is based."""
     now = f"now: {found.speedup:.2f}x over experts at home; {found.beside_even}"
     return [f"advice: {found}", f"{now} (simulated sample, {constants})"]
 
@@ -69,7 +69,7 @@ def few_micro_steps(num: int) -> list[str]:
 
 
 def _redealt(options: CaseOptions, ranks: int, redundant: int) -> dict[str, Case]:
-    """Builds the same routing with longer micro-steps, and with half and twice the EP degree on the same ranks."""
+    """Builds cases from the same routing and ranks, with longer micro-steps, half the EP degree and twice the EP degree."""
     tokens = options.tokens_per_rank or DEFAULT_TOKENS_PER_RANK
     groups = options.trainer.data_parallel or 1
     tried = {
@@ -84,6 +84,6 @@ def _redealt(options: CaseOptions, ranks: int, redundant: int) -> dict[str, Case
         try:
             problem = build_case(dataclasses.replace(changed, redundant=redundant, trainer=around)).problem
         except InputError:
-            continue  # a file of counts cannot be packed again, and experts divide only over some numbers of ranks
+            continue  # counts cannot be packed again, and the number of experts may not be a multiple of `ranks`
         out[name] = Case(problem, around.of())
     return out

@@ -1,4 +1,4 @@
-"""``foremoe calibrate``: measures the cost model's constants on this machine and writes a cluster file."""
+"""``foremoe calibrate``: measures the cost model's constants on this machine and writes them to a cluster file."""
 
 import datetime
 import json
@@ -23,7 +23,7 @@ from foremoe.cli.texts import Seconds, is_count
 from foremoe.machine.model import Model
 
 FAILED = 1
-_HEAD_COLUMNS = 64  # columns per attention head of a model that is given by sizes
+_HEAD_COLUMNS = 64  # columns per attention head of a model for which only sizes are given
 _SHARES = {"worst": Column("worst", percent, rank=3), "spread": Column("spread", percent, rank=6)}
 CONSTANTS = {
     "name": Column("constant", left=True, rank=0), "value": Column("value", "{:.4g}".format, rank=1),
@@ -40,9 +40,10 @@ BACKENDS = {
 
 _HELP = """Measures experts, layers, links and copies on this machine and fits the cost model's constants.
 
-Pass the cluster file that it writes to other commands as --cluster FILE.toml. The constants depend on the sizes of the model. Run
-nothing else on the machine meanwhile. To also measure links between nodes, start the command on all ranks with torchrun. A fit
-counts as not calibrated if a residual is above 25 %, a constant is at its limit, or repeats spread by more than 10 %.
+The command writes a cluster file. Pass it to other commands as --cluster FILE.toml. The constants depend on the sizes of the
+model. Run nothing else on the machine meanwhile. To also measure links between nodes, start the command on all ranks with
+torchrun. A fit counts as not calibrated if a residual is above 25 %, a constant is at its limit, or repeats spread by more than
+10 %.
 
 \b
 Examples:
@@ -100,7 +101,7 @@ def calibrate(
     if not output.lower().endswith(".toml"):
         raise InputError(f"the cluster file must end in .toml, so that --cluster recognises it as a file; got {output!r}.")
     fit_file = str(Path(output).with_suffix(".fit.json"))
-    if reports:  # the folders need not exist on other nodes
+    if reports:  # on other nodes, the folders need not exist
         outputs = {"the cluster file": output, "the residuals' file": fit_file, "the JSON file": json_file}
         require_writable(outputs, [sizes["model"], cluster if is_file(cluster) else None])
     base = cluster_of(cluster, None, None, accept_fit=sizes.pop("accept_fit"))
@@ -135,9 +136,9 @@ def calibrate(
 
 
 def under_torchrun() -> bool:
-    """Returns True if this process is one of several ranks started by torchrun, or by a launcher that sets its variables.
+    """Returns True if this process is one of several ranks that torchrun, or a launcher with the same variables, has started.
 
-    An incomplete set of variables, as some schedulers leave it, does not count.
+    Returns False if only some of the variables are set, as some schedulers leave them.
     """
     rank, size, *others = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT"))
     if not os.environ.get("MASTER_ADDR") or not all(map(is_count, (rank, size, *others))):
@@ -146,7 +147,7 @@ def under_torchrun() -> bool:
 
 
 def bar() -> Progress:
-    """Returns the progress line of the measurement. It is created on the rank that reports."""
+    """Returns the progress line of the measurement. Only the rank that reports creates this line."""
     return Progress("measuring")
 
 
@@ -162,7 +163,7 @@ def source_of(case: Case, measured: Measured) -> str:
 
 
 def report(found: Fit, measured: Measured, base: str, output: str) -> list[str | Table]:
-    """Returns the tables of constants and of backends, and the lines below them."""
+    """Returns the table of constants, the table of backends, and the lines below these tables."""
     figures = [line_of(one, CONSTANTS) for one in (*found.constants, *found.checks)]
     backends = [line_of(one, BACKENDS) for one in found.backends]
     head = f"{plural(len(measured.points), 'point')} on {measured.hardware}"
@@ -182,14 +183,14 @@ def report(found: Fit, measured: Measured, base: str, output: str) -> list[str |
 
 
 def line_of(figure: Any, columns: Mapping[str, Column]) -> dict[str, Any]:
-    """Returns a figure's values by column name. A figure without points has None as its number of points."""
+    """Returns a figure's values by column name. If a figure has no points, their number is None."""
     return {name: getattr(figure, name) if name != "num_points" else figure.num_points or None for name in columns}
 
 
 def _sizes(
     model: str | None, hidden: int | None, ffn: int | None, experts: int | None, topk: int | None, dtype: str | None
 ) -> Model:
-    """Returns the model called `model`, or one with the given sizes."""
+    """Returns the model that `model` names, or a model with the given sizes."""
     given = {"--hidden": hidden, "--ffn": ffn, "--experts": experts, "--topk": topk}
     if model is not None and any(value is not None for value in given.values()):
         raise InputError("--model already gives the sizes; leave --hidden, --ffn, --experts and --topk out.")

@@ -24,10 +24,10 @@ _SHOWN = 4
 
 _HELP = """Checks a plan against every law of the Plan IR. The exit code is 0 if all laws hold, and 1 otherwise.
 
-By the laws, every token is served exactly once by a rank that holds its expert. Homes and slots are respected, and copies bring
-the weights that each use needs. With --trace or --workload, the command also checks that the loads are those of the plan. The
-ranks' shares must then add up, and costs and bounds must follow from these counts. A plan of another trace is reported as such,
-not as broken.
+The laws require that every token is served exactly once, by a rank that holds its expert. Base slots must hold the experts at
+home, and copies must bring the weights that each use needs. With --trace or --workload, the command also checks that the routing
+has the plan's loads. The ranks' shares must then add up to these loads, and costs and bounds must follow from them. A plan that
+was made for another trace is reported as such, not as broken.
 
 \b
 Example:
@@ -62,7 +62,7 @@ def check(plan_file: str, traces: tuple[str, ...], workload_file: str | None, js
     work = dealt_again(plan, traces) if traces else None if workload_file is None else Workload.load(workload_file)
     if work is not None:
         broken += load_violations(plan, work, source)
-        # A plan that is broken or was made for other loads has no shares to add up and no price.
+        # If a plan is broken or was made for other loads, its shares and costs cannot be checked.
         broken = broken or share_violations(plan, work) + price_violations(plan, work)
         checked.append(f"loads, costs, bounds and the {plan.G} ranks' shares against {source}")
     name = file_name(plan_file)
@@ -70,7 +70,7 @@ def check(plan_file: str, traces: tuple[str, ...], workload_file: str | None, js
     payload = {"plan": name, "valid": not broken, "violations": violations, "checked": checked}
     verdict = f"valid (checked: {'; '.join(checked)})"
     if broken:
-        # A plan with other loads breaks no law. It belongs to another trace.
+        # A plan with other loads breaks no law. It was made for another trace.
         foreign = lawful and all(error.law == LOAD for error in broken)
         verdict = f"keeps its laws, but was made for other loads than those of {source}" if foreign else "broken"
     emit(json_file, payload, [*map(str, broken), f"{name}: {verdict}"])
@@ -79,7 +79,7 @@ def check(plan_file: str, traces: tuple[str, ...], workload_file: str | None, js
 
 
 def dealt_again(plan: Plan, traces: tuple[str, ...]) -> Workload:
-    """Packs `traces` again as the plan's header says, and returns the workload."""
+    """Packs `traces` again in the way that the plan's header records, and returns the workload."""
     head = plan.header
     if head.dealt is None:
         raise InputError("the plan does not say how its batch was dealt (it was counted elsewhere); give --workload FILE.")
@@ -104,12 +104,13 @@ def dealt_again(plan: Plan, traces: tuple[str, ...]) -> Workload:
 
 
 def dealing_packer(text: str) -> PackSolver:
-    """Returns the pack solver that a plan file names, if it is one of foremoe's own. Text from a file never imports or calls
-    other code.
+    """Returns the pack solver that a plan file names, if it is one of foremoe's own.
+
+    Text from a file never makes foremoe import or call other code.
     """
     try:
         packer = parse(text, builtin=True)
-    except Exception:  # the text comes from outside and may fail in any way
+    except Exception:  # the text comes from a file, so parsing may fail in any way
         packer = None
     if not isinstance(packer, PackSolver):
         dealt = f"the plan was dealt by {text!r}, which is not a pack level of foremoe's own"
@@ -156,7 +157,7 @@ def share_violations(plan: Plan, work: Workload) -> list[PlanError]:
 
 
 def price_violations(plan: Plan, work: Workload) -> list[PlanError]:
-    """Lists the places where trace, packing, costs or bounds of the plan differ from those of `work` under the plan's header."""
+    """Lists the places where the plan's trace, packing, costs or bounds differ from what `work` gives with the plan's header."""
     head = plan.header
     posed = Problem.of(work, head.cluster, model=head.model, redundant=head.redundant, schedule=head.schedule)
     return plan.violations(executable_problem(posed, plan))

@@ -58,9 +58,9 @@ COLUMNS = {
 
 _HELP = """Plans one case with every strategy and prints a line for each strategy.
 
-Several TRACEs form one workload. A TRACE may also be a workload file of counts. A row is one (micro-step, layer). Its skew is
-the load of the busiest rank divided by the mean, so 1.000 is perfect. Baselines and solvers that you name run without a
-guard. To keep experts at home in rows that SOLVER makes more expensive, name Planner(rank=(SOLVER,)) instead.
+Several TRACEs form one workload. A TRACE may also be a workload file of counts. A row is one layer of one micro-step. The skew of
+a row is the load of the busiest rank divided by the mean load, so 1.000 is perfect. Baselines and solvers that you name run
+without a guard. With Planner(rank=(SOLVER,)) instead of SOLVER, rows that SOLVER makes more expensive keep experts at home.
 
 \b
 Example:
@@ -76,7 +76,7 @@ Example:
 )
 @option(
     "--exact-seconds", type=Seconds(), default=comparison.EXACT_BUDGET_S,
-    help="Time in seconds that each exact solver may spend. It plans a sample of the rows.",
+    help="Time in seconds that each exact solver may spend. An exact solver plans a sample of the rows.",
 )  # fmt: skip
 @table_options
 @trainer_options
@@ -117,7 +117,7 @@ def compare(
 
 
 def table(rows: Sequence[Mapping[str, Any]], planners: Mapping[str, Planner]) -> Table:
-    """Returns the table. Below a sampled row, it shows the figure of foremoe, or else the best figure, on the same rows."""
+    """Returns the table. Below a figure from a sample of rows is foremoe's (or else the best) figure for the same rows."""
     lines: list[dict[str, Any]] = []
     sources: list[Mapping[str, Any]] = []
     for row in rows:
@@ -147,11 +147,11 @@ def footers(
 
 
 def notes(rows: Sequence[Mapping[str, Any]], key: str) -> list[str]:
-    """Returns the notes of all lines. Each sentence appears once, with the names of its lines."""
+    """Returns the notes of all lines. Each sentence appears once, with the names of the lines to which it applies."""
     names: dict[str, dict[str, None]] = {}
     num_names = len({row[key] for row in rows})
     for row in rows:
         if row.get("note"):
-            # The library names its argument. The command line has an option instead.
+            # The library's message names an argument, for which the command line has an option.
             names.setdefault(row["note"].replace("history_LE", "--history TRACE"), {})[row[key]] = None
     return [f"{'every line' if 2 < num_names == len(lines) else ', '.join(lines)}: {note}" for note, lines in names.items()]

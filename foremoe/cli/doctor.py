@@ -1,4 +1,4 @@
-"""``foremoe doctor``: shows versions and hardware that matter to foremoe, for a bug report."""
+"""``foremoe doctor``: shows the versions and hardware that matter to foremoe, for use in a bug report."""
 
 import os
 import platform
@@ -23,7 +23,7 @@ COLUMNS = {
     "part": Column("part", left=True, rank=0), "found": Column("found", left=True, rank=1),
     "use": Column("used for", left=True, rank=2),
 }  # fmt: skip
-# Names of a distribution and what foremoe uses it for. Of several names, the first one that is installed is shown.
+# Names of a distribution and the purpose for which foremoe uses it. The first name that is installed is shown.
 _PACKAGES = {
     ("numpy",): "plans", ("numba",): "planner and simulator", ("safetensors",): "plan and trace files",
     ("pyscipopt",): "the solver exact", ("torch",): "runtime and adapters", ("triton",): "fused kernels on GPUs",
@@ -39,7 +39,7 @@ _VARIABLES = (
 
 _HELP = """Shows what foremoe finds on this machine: versions, GPUs, plug-ins and folders.
 
-Nothing is changed or measured. Put the output into a bug report.
+The command changes and measures nothing. Put its output into a bug report.
 
 \b
 Example:
@@ -76,10 +76,10 @@ def _parts() -> list[tuple[str, str, str]]:
 
 
 def _version(names: tuple[str, ...]) -> tuple[str, str]:
-    """Returns the first name that is installed, or the first name if none is, and its version."""
+    """Returns the first installed name and its version. If no name is installed, returns the first name."""
     for name in names:
         try:
-            return name, metadata.version(name) or "broken: no metadata"  # None for a folder left behind by an uninstall
+            return name, metadata.version(name) or "broken: no metadata"  # None if an uninstall left a folder behind
         except metadata.PackageNotFoundError:
             continue
     return names[0], "not installed"
@@ -100,7 +100,7 @@ def _gpus() -> list[tuple[str, str, str]]:
             what = f"compute capability {sizes.major}.{sizes.minor}, {sizes.total_memory / 1e9:.0f} GB, CUDA {torch.version.cuda}"
             found.append((f"GPU {i}", sizes.name, what))
         return found
-    except Exception as error:  # a broken driver or build is what a bug report is about
+    except Exception as error:  # bug reports are often about a broken driver or build
         return [("GPUs", "torch failed", first_line(error))]
 
 
@@ -112,7 +112,7 @@ def _free(folder: str) -> str:
 
 
 def _cache() -> tuple[str, str]:
-    """Returns the folder of the cache of compiled kernels, and a text that says whether it can be written."""
+    """Returns the folder in which compiled kernels are cached, and a text that says whether the folder is writable."""
     folder = Path(os.environ.get("NUMBA_CACHE_DIR") or Path(__file__).parents[1])
     kept = os.access(folder, os.W_OK)
     return str(folder), "compiled kernels stay" if kept else "not writable: numba uses a folder of the user instead"

@@ -1,4 +1,4 @@
-"""Figures of a trace, a workload or a plan, for JSON and as lines of text."""
+"""Figures of a trace, a workload or a plan, as values for JSON and as lines of text."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -24,7 +24,7 @@ _HOTTEST = 5
 
 
 def trace_figures(trace: RoutingTrace) -> dict[str, Any]:
-    """Returns the sizes, the sequence lengths and the popularity of experts."""
+    """Returns the trace's sizes, its sequence lengths and the popularity of its experts."""
     length_Q = trace.seq_len_Q
     return {
         "tokens": trace.T, "unknown_tokens": 0 if trace.known_T is None else int((~trace.known_T).sum()), "sequences": trace.Q,
@@ -39,8 +39,8 @@ def trace_figures(trace: RoutingTrace) -> dict[str, Any]:
 
 
 def popularity(loads: Iterable[Array]) -> dict[str, Any]:
-    """Returns the load of the hottest experts divided by the mean, with their layers. `loads` has an int64 [E] per layer."""
-    # One layer at a time, because a small file may declare thousands of layers and experts.
+    """Returns the hottest experts, with their layers and their loads divided by the mean. `loads` yields int64 [E] per layer."""
+    # Layers are read one at a time, because a small file may declare thousands of layers and experts.
     highest, hottest, never_chosen = [], list[dict[str, Any]](), 0
     for layer, load_E in enumerate(loads):
         over_E = load_E / (load_E.mean() or 1.0)
@@ -57,7 +57,7 @@ def popularity(loads: Iterable[Array]) -> dict[str, Any]:
 
 
 def workload_figures(work: Workload) -> dict[str, Any]:
-    """Returns sizes, totals, and the skew with every expert at home."""
+    """Returns the workload's sizes, its totals, and its skew with every expert at home."""
     statistics = skew_statistics(work) if work.E % work.G == 0 else None
     tokens_M = work.tokens_MG.sum(axis=1, dtype=np.int64)
     return {
@@ -147,7 +147,7 @@ def workload_text(figures: dict[str, Any]) -> list[str]:
 
 
 def dealing_text(dealt: Dealt | None, unknown: str) -> str:
-    """Describes how a batch was packed. Returns `unknown` if that was not recorded."""
+    """Describes how a batch was packed. Returns `unknown` if the packing was not recorded."""
     return (
         f"{dealt.tokens_per_rank} tokens per rank by {printable(dealt.packer)}, seed {dealt.seed}"
         if dealt is not None

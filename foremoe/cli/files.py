@@ -46,10 +46,10 @@ def cluster_of(
     text: str, ranks: int | None, ranks_per_node: int | None, dispatch: str | None = None, host_store: bool = False,
     accept_fit: bool = False,
 ) -> Cluster:  # fmt: skip
-    """Returns the cluster of a preset or a TOML file with `ranks` ranks. If it is None, the number of the file or preset is used.
+    """Returns the cluster of a preset or TOML file with `ranks` ranks. With None, the file or preset gives the number of ranks.
 
-    A file decides by itself whether there are host stores. A file with too large a residual is refused unless `accept_fit` is
-    set.
+    A file says whether there are host stores, so `host_store` affects only presets. If the residual of a file is too large, the
+    file is refused unless `accept_fit` is set.
     """
     if not is_file(text):
         require_known(text.lower(), Cluster.preset_names(), "cluster preset")
@@ -66,7 +66,7 @@ def cluster_of(
 
 
 def model_told(name: str | None, num_layers: int, num_experts: int, num_topk: int) -> Model:
-    """Returns the preset that a recording names, or else the only preset of its shape."""
+    """Returns the preset that a recording names. If it names none, returns the only preset of its shape."""
     preset = None if name is None else Model.preset_of(name)
     if preset is not None:
         return Model.preset(preset)
@@ -84,7 +84,7 @@ def model_told(name: str | None, num_layers: int, num_experts: int, num_topk: in
     raise InputError(f"no known model has {shape}; give {cure}.")
 
 
-# Cures that the library words for Python, and their counterparts on the command line.
+# Parts of messages that advise Python callers, and the counterparts for users of the command line.
 _CURES = (
     ("pass num_experts=", "give --model NAME or FILE.toml"),
     ("give model, or num_experts: the largest expert in a payload would be a guess", "give --model NAME or config.json"),
@@ -101,7 +101,7 @@ def read_routing(
     paths: Sequence[str], model: Model | None = None, ranks: int = DEFAULT_RANKS, tokens_per_rank: int = DEFAULT_TOKENS_PER_RANK,
     stage: str = "update", strict: bool = True,
 ) -> RoutingTrace | Workload:  # fmt: skip
-    """Reads files of any kind as a trace without router weights, or as counts. `model` is the one that was recorded."""
+    """Reads files of any kind as a trace without router weights, or as counts. `model` is the model that was recorded."""
     try:
         return open_recordings(
             paths, model=model, num_ranks=ranks, tokens_per_rank=tokens_per_rank, stage=stage, strict=strict
@@ -122,21 +122,22 @@ def read_trace(paths: Sequence[str], model: Model | None = None) -> RoutingTrace
 
 
 def layer_loads(trace: RoutingTrace) -> Iterator[Array]:
-    """Yields the number of pairs per expert, summed over all known tokens, as int64 [E], layer by layer."""
+    """Yields one int64 [E] for each layer: the number of pairs of every expert, summed over all known tokens."""
     topk_TLK = trace.topk_TLK if trace.known_T is None else trace.topk_TLK[trace.known_T]
     return (np.bincount(topk_TLK[:, at].ravel(), minlength=trace.num_experts) for at in range(trace.L))
 
 
 def trace_load(trace: RoutingTrace) -> Array:
-    """Returns the loads of all layers, int64 [L, E]."""
+    """Returns the loads of all experts in all layers, int64 [L, E]."""
     what = f"loads of {trace.L} layers x {trace.num_experts} experts"
     require_budget(8 * trace.L * trace.num_experts, what, "give a history of the model's own sizes", trace.num_bytes)
     return np.stack(list(layer_loads(trace)))
 
 
 def history_load(path: str, work: Workload, model: Model | None) -> Array:
-    """Returns the load of an earlier step, int64 [L, E], summed over the tokens of a trace or the micro-steps of a workload
-    file.
+    """Returns the load of an earlier step, int64 [L, E], from a trace or a workload file.
+
+    The load is summed over all tokens of the trace, or over all micro-steps of the workload.
     """
     earlier = read_routing([path], model)
     if isinstance(earlier, Workload):
@@ -151,7 +152,7 @@ def history_load(path: str, work: Workload, model: Model | None) -> Array:
 
 
 def layer_positions(there_L: Array, wanted_L: Array) -> tuple[list[int], list[int]]:
-    """Returns the positions of the requested layers and the numbers of the missing ones. Both arguments are layer numbers."""
+    """Returns the positions of the wanted layers in `there_L`, and the numbers of wanted layers that `there_L` lacks."""
     position = {number: at for at, number in enumerate(there_L.tolist())}
     wanted = wanted_L.tolist()
     return [position[number] for number in wanted if number in position], [n for n in wanted if n not in position]

@@ -1,10 +1,10 @@
-"""Help of a command, with options in groups."""
+"""The help text of a command, with options in groups."""
 
 import textwrap
 
 import click
 
-# Options in each group, by parameter name. Options in no group are the command's own and come first.
+# Options in each group, by parameter name. All other options are a command's own and are shown first.
 GROUPS = {
     "Routing to plan": (
         "synthetic", "regime", "model", "ranks", "tokens_per_rank", "micro_steps", "layers", "stage", "shuffle", "seed",
@@ -15,16 +15,16 @@ GROUPS = {
     "Trainer around the stage": ("optimizer_bytes", "data_parallel", "rollout_share"),
     "Output": ("output", "save_workload", "plot_file", "trace_file", "wide", "columns", "csv", "json_file"),
 }  # fmt: skip
-# The option is --planner or --planners. The other names are aliases, because other pages and tools use them.
+# A command has the option --planner or --planners. The other names are aliases, which other pages and tools use.
 _PLANNERS = ("--planner", "--planners", "--solver", "--solvers", "--strategy", "--strategies")
 _COLUMN = 24  # column in which the explanations begin
 
 
 class HelpedCommand(click.Command):
-    """A command whose ``--help`` shows its options in `GROUPS`. It also accepts aliases of the planner options."""
+    """A command whose ``--help`` shows options by group, as in `GROUPS`. It also accepts aliases of the planner options."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Maps an alias of the planner option to the option that this command has."""
+        """Replaces an alias of the planner option by the option that this command has."""
         known = {name for param in self.get_params(ctx) for name in param.opts}
         end = args.index("--") if "--" in args else len(args)
         return super().parse_args(ctx, [_planner_option(word, known) if i < end else word for i, word in enumerate(args)])

@@ -11,9 +11,10 @@ from foremoe.workload.workload import Workload
 
 _HELP = """Converts FILEs of one recording into a trace (.npz or .safetensors) or counts (.safetensors).
 
-Reads answers of vLLM and SGLang as JSON lines, and chosen experts of tokens as JSON lines, parquet, .pt or .npz. Also reads
-counts from SGLang's recorder, TensorRT-LLM's statistics and tables. All other commands read these files, too. A token is unknown
-if a file lacks its experts or lists an expert twice. Counts without source ranks are spread evenly over --ranks.
+Reads answers of vLLM and SGLang as JSON lines, and the experts chosen for tokens as JSON lines, parquet, .pt or .npz. Also reads
+counts from SGLang's recorder, from TensorRT-LLM's statistics and from tables. All other commands read these files, too. A token's
+routing is unknown if a file lacks its experts or lists an expert twice. If counts have no source ranks, they are spread evenly
+over --ranks.
 
 \b
 Examples:
@@ -25,13 +26,17 @@ Examples:
 @click.command("import", cls=JsonCommand, help=_HELP)
 @click.argument("files", metavar="FILE...", nargs=-1, required=True)
 @option("-o", "--output", metavar="FILE", required=True, help="Path of the trace or the counts to write.")
-@option("--model", metavar="NAME|config.json|FILE.toml", help="Model that was recorded.  [default: as named in the files]")
-@option("--ranks", type=RANKS, default=DEFAULT_RANKS, help="For counts: number of source ranks over which to spread them.")
+@option(
+    "--model", metavar="NAME|config.json|FILE.toml", help="Model that was recorded.  [default: the model that the files name]"
+)
+@option("--ranks", type=RANKS, default=DEFAULT_RANKS, help="For counts: number of source ranks over which to spread the counts.")
 @option(
     "--tokens-per-rank", type=COUNT, default=DEFAULT_TOKENS_PER_RANK,
     help="For counts: join recorded steps until they have N tokens per rank.",
 )  # fmt: skip
-@option("--stage", type=click.Choice(["update", "recompute"]), default="update", help="For counts: stage to which they belong.")
+@option(
+    "--stage", type=click.Choice(["update", "recompute"]), default="update", help="For counts: stage to which the counts belong."
+)
 def import_(
     files: tuple[str, ...], output: str, model: str | None, ranks: int, tokens_per_rank: int, stage: str, json_file: str | None
 ) -> None:

@@ -1,4 +1,4 @@
-"""Builds a `Case` from the command line's options. It reads or generates routing, packs it, and poses one problem."""
+"""Builds a `Case` from the command line's options: reads or generates routing, packs it, and poses one problem."""
 
 import dataclasses
 import functools
@@ -32,7 +32,7 @@ from foremoe.workload.workload import Workload
 
 # Letters: L layers, E experts.
 
-# With fewer choices per token, or in a small share of the tokens, equal choices happen by chance.
+# Two tokens may have equal choices by chance if there are fewer choices per token, or if a small share of tokens repeats.
 _MANY, _FEW = 16, 0.01
 
 
@@ -44,16 +44,16 @@ class Case(NamedTuple):
     history_LE: Array | None  # load of an earlier step, int64
     record: dict[str, Any]  # description of the case in plain values, for JSON
     line: str  # description of the case for people
-    slots: SlotChoice | None = None  # how the number of slots was chosen, if foremoe chose it
+    slots: SlotChoice | None = None  # how foremoe chose the number of slots, if it did
 
     @property
     def cost_model(self) -> str:
-        """``"calibrated"`` if the cluster's constants were measured, else ``"uncalibrated"``."""
+        """Returns ``"calibrated"`` if the cluster's constants were measured, else ``"uncalibrated"``."""
         return "calibrated" if self.problem.cluster.calibrated else "uncalibrated"
 
     @property
     def constants(self) -> str:
-        """Returns `cost_model` with the residual of the fit, for readers of a table."""
+        """Returns `cost_model` with the residual of the fit, as shown below tables."""
         return self.problem.cluster.standing
 
 
@@ -65,7 +65,7 @@ def build_case(
 
 
 def build_groups(options: CaseOptions, group_size: int | None, progress: Progress) -> tuple[Case, list[Problem]]:
-    """Builds one case per EP group of `group_size` ranks (None: one group). Returns the first case and all problems."""
+    """Builds one case per EP group of `group_size` ranks. None means one group. Returns the first case and all problems."""
     whole = _dealt(options, None, group_size, None, progress)
     cases = list[Case]()
     for i, group in enumerate(ep_groups(whole.work, group_size or whole.work.G)):
@@ -90,7 +90,7 @@ def _case(options: CaseOptions, source: _Dealt, progress: Progress | None) -> Ca
     work, model, names, routed = source
     if options.layers is not None:
         work = work.layers(layer_range(options.layers, work.L))
-    # Without --ranks, a cluster file decides on the number of ranks.
+    # Without --ranks, a cluster file gives the number of ranks.
     ranks = options.ranks if options.ranks is not None or is_file(options.cluster) else work.G
     cluster = cluster_of(options.cluster, ranks, options.ranks_per_node, options.dispatch, options.host_store, options.accept_fit)
     default = "accumulate" if work.stage == "update" else "forward"
@@ -127,7 +127,7 @@ def _case(options: CaseOptions, source: _Dealt, progress: Progress | None) -> Ca
 
 
 def _notes(options: CaseOptions, record: dict[str, Any]) -> list[str]:
-    """Notes on the case for readers of its figures."""
+    """Returns notes that help to read the figures of the case."""
     notes, per_rank = [], record["tokens_per_rank"]
     room = record["ranks"] * (per_rank or 0)
     if record["micro_steps"] == 1 and record["tokens"] < 0.8 * room:
@@ -215,12 +215,12 @@ def _dealt(
 
 
 def _told(trace: RoutingTrace, paths: tuple[str, ...], model: Model | None) -> tuple[RoutingTrace, Model]:
-    """Returns the trace and its model. If `model` is None, the model is found from the name or the shape in the trace."""
+    """Returns the trace and its model. If `model` is None, the name or shape in the trace determines the model."""
     if model is not None:
         return trace, model
     model = model_told(trace.model, trace.L, trace.num_experts, trace.K)
     if model.num_layers == trace.L and (trace.moe_layer_L != model.moe_layer_L).any():
-        # A recording without layer numbers takes those of the model, exactly as if the model had been named.
+        # A recording without layer numbers gets the model's layer numbers, exactly as if the user had named the model.
         return read_trace(paths, model), model
     return trace, model
 
@@ -239,7 +239,7 @@ def _counts(work: Workload, options: CaseOptions) -> Workload:
 
 
 def _of_other_model(found: RoutingTrace | Workload, model: Model, options: CaseOptions) -> list[str]:
-    """Returns remarks on a model that was guessed, or that differs from the one that the files name."""
+    """Returns remarks if the model was guessed, or if it differs from the model that the files name."""
     if options.model is None:
         guessed = f"the routing does not name its model and has the shape of {model.name}; give --model if it is another one."
         return [] if found.model == model.name else [guessed]
@@ -285,7 +285,7 @@ def _remarks(work: Workload, options: CaseOptions, trace: RoutingTrace | None) -
 
 
 def source_ranks(options: CaseOptions) -> int:
-    """Returns the value of --ranks, else the number of ranks in a cluster file, else the default."""
+    """Returns the value of --ranks. If it is missing, returns the number of ranks in the cluster file, or else the default."""
     if options.ranks is not None:
         return options.ranks
     if not is_file(options.cluster):
@@ -294,7 +294,7 @@ def source_ranks(options: CaseOptions) -> int:
 
 
 def require_divides(num_experts: int, ranks: int, option: str = "--ranks") -> None:
-    """Raises InputError unless `ranks` divides the number of experts. Call it before packing, which takes memory."""
+    """Raises InputError unless `ranks` divides the number of experts. Call this function before packing, which takes memory."""
     if num_experts % ranks:
         numbers = ", ".join(str(d) for d in range(1, num_experts + 1) if num_experts % d == 0)
         raise InputError(f"{num_experts} experts do not divide over {ranks} ranks; give {option} one of {numbers}.")

@@ -16,7 +16,7 @@ from foremoe.plan.plan import Plan
 from foremoe.routing.trace import RoutingTrace
 from foremoe.workload.workload import Workload
 
-_HELP = """Shows what FILE is (trace, workload or plan) and prints its figures.
+_HELP = """Shows whether FILE is a trace, a workload or a plan, and prints its figures.
 
 \b
 Examples:

@@ -1,4 +1,4 @@
-"""Writes the output of a command as text, tables, CSV or JSON. ``--json`` never takes a trace's name for its value."""
+"""Writes the output of a command as text, tables, CSV or JSON. The name of a trace after ``--json`` is not its value."""
 
 import dataclasses
 import json
@@ -25,7 +25,7 @@ _HELP = (
 
 
 class JsonCommand(HelpedCommand):
-    """A command with the option ``--json [FILE.json]``. Its parameter ``json_file`` is None, "-" for stdout, or a path."""
+    """A command with the option ``--json [FILE.json]``. The parameter ``json_file`` is either None, "-" for stdout, or a path."""
 
     def __init__(self, *, params: list[click.Parameter], **settings: Any) -> None:
         option = click.Option(["--json", "json_file"], metavar="[FILE.json]", help=_HELP)
@@ -56,7 +56,7 @@ def require_writable(outputs: Mapping[str, str | None], inputs: Iterable[str | N
             raise InputError(f"{what} {name!r} cannot be written: there is no directory {place!r}; create it first.")
         if Path(path).is_dir():
             raise InputError(f"{what} {name!r} is a directory; give the name of a file in it.")
-        # The old file is replaced by a new one that is written next to it.
+        # The new file is written next to the old one and then replaces it, so the folder must be writable.
         if not os.access(folder, os.W_OK) or (Path(path).exists() and not os.access(path, os.W_OK)):
             raise InputError(f"{what} {name!r} cannot be written: permission denied; choose another place.")
         if _place(path) in taken:
@@ -90,7 +90,7 @@ def emit(
     lines: Iterable[str | Table],
     look: Look = Look(),  # noqa: B008
 ) -> None:
-    """Prints lines and tables, or instead JSON or CSV, and writes the JSON file if `json_file` is a path.
+    """Prints either lines and tables, JSON or CSV. If `json_file` is a path, also writes the JSON to it.
 
     On a terminal, lines wrap at words, and the best and the failing rows of tables are coloured.
     """
@@ -109,7 +109,7 @@ def emit(
         if isinstance(part, Table):
             out += [_toned(printable(line), tone) for line, tone in render(part, look, columns)]
         else:
-            # These lines contain text from files, which may hold control characters.
+            # These lines contain text from files, which may contain control characters.
             out += [short for line in part.split("\n") for short in wrapped(printable(line), columns)]
     click.echo("\n".join(out))
 

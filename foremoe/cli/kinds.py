@@ -12,7 +12,7 @@ AUTO = "auto"
 
 
 class Dispatch(click.Choice):  # type: ignore[type-arg]
-    """Option type for a kind of dispatch. The name of a library causes an error that gives its kind of dispatch."""
+    """Option type for a kind of dispatch. If the value names a library, the error says which kind of dispatch the library has."""
 
     LIBRARIES: ClassVar = {"deepep": "node", "hybridep": "node", "alltoall": "pairs", "nccl": "pairs"}
 
@@ -20,7 +20,7 @@ class Dispatch(click.Choice):  # type: ignore[type-arg]
         super().__init__(DISPATCHES)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Returns the kind of dispatch, or fails with one sentence."""
+        """Returns the kind of dispatch, or fails with a message of one sentence."""
         way = self.LIBRARIES.get(re.sub(r"[^a-z]", "", str(value).lower()))
         if way is not None:
             self.fail(f"{value!r} is a library; did you mean {way!r}, which is how it sends tokens?", param, ctx)
@@ -28,7 +28,7 @@ class Dispatch(click.Choice):  # type: ignore[type-arg]
 
 
 class SlotCount(click.IntRange):
-    """Option type for a number of redundant slots, or ``auto``, which becomes None."""
+    """Option type for a number of redundant slots or ``auto``, which is converted to None."""
 
     name = "slots"
 
@@ -36,5 +36,5 @@ class SlotCount(click.IntRange):
         super().__init__(0, MAX_EXPERTS)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Returns the number, or None for ``auto``. Fails with one sentence if `value` is neither."""
+        """Returns the number, or None for ``auto``. Fails with a message of one sentence if `value` is neither."""
         return None if value == AUTO else super().convert(value, param, ctx)

@@ -1,4 +1,4 @@
-"""The table of ``foremoe simulate --foresight``. It shows the net gain of each kind of foresight after planning overhead."""
+"""The table of ``foremoe simulate --foresight``. It shows the net gain of each kind of foresight, less planning time."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,7 +22,7 @@ UNAWARE = "none"
 
 
 def views_of(texts: tuple[str, ...]) -> dict[str, Foresight | None]:
-    """Returns the kinds of foresight in ``--foresight``, keyed by the strings given. ``none`` stands for static placement."""
+    """Returns the kinds of foresight in ``--foresight``, keyed by the given texts. ``none`` means static placement."""
     names = split_list(texts, "--foresight") if texts else []
     return {name: None if name == UNAWARE else foresight_of(name) for name in names}
 

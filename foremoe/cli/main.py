@@ -1,4 +1,4 @@
-"""The command ``foremoe``, a group of subcommands. It reports bad input as one sentence with an exit code.
+"""The command ``foremoe``, a group of subcommands. It reports bad input as one sentence, and its exit code tells the result.
 
 Exit codes: 0 for success, 1 for a checked plan that is broken or belongs to another trace, 2 for bad input, 130 if
 interrupted. The module of a command is imported when the command runs, so that ``foremoe --help`` is fast.
@@ -40,7 +40,7 @@ class OneSentence(click.Command):
     """A command that reports bad input as ``error: <one sentence>`` on stderr, without a traceback."""
 
     def main(self, args: Sequence[str] | None = None, *_: Any, standalone_mode: bool = True, **extra: Any) -> Any:
-        """Runs the command line and exits. With ``standalone_mode=False``, raises errors instead of exiting."""
+        """Runs the command line and exits. With ``standalone_mode=False``, errors are raised and the process does not exit."""
         if not standalone_mode:
             return super().main(args, standalone_mode=False, **extra)
         try:
@@ -71,7 +71,7 @@ class CommandLine(OneSentence, click.Group):
     """The group of foremoe's commands."""
 
     def main(self, args: Sequence[str] | None = None, *_: Any, **extra: Any) -> Any:
-        """Runs the command line under the name ``foremoe``, however it was started. Without arguments, shows the help."""
+        """Runs the command line under the name ``foremoe``, whatever file started it. Without arguments, shows the help."""
         return super().main((sys.argv[1:] if args is None else list(args)) or ["--help"], **(extra | {"prog_name": "foremoe"}))
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -79,12 +79,12 @@ class CommandLine(OneSentence, click.Group):
         return sorted(COMMANDS)
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        """Imports and returns the command called `name`, or returns None if there is none."""
+        """Imports and returns the command `name`. Returns None if there is no such command."""
         if name not in COMMANDS:
             return None
         name = {"import": "import_"}.get(name, name.replace("-", "_"))  # `import` is a Python keyword
         watched = sys.stderr.isatty()
-        if watched:  # importing numpy and numba takes a second or two
+        if watched:  # importing numpy and numba takes one to two seconds
             click.echo("loading", err=True, nl=False)
         try:
             return getattr(importlib.import_module(f"foremoe.cli.{name}"), name)
@@ -93,7 +93,7 @@ class CommandLine(OneSentence, click.Group):
                 click.echo("\r       \r", err=True, nl=False)
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
-        """Resolves a command as click does, but suggests the closest name for an unknown one."""
+        """Resolves a command as click does, but suggests the closest name for an unknown command."""
         if args[0] not in COMMANDS and not args[0].startswith("-"):
             meant = did_you_mean(args[0], COMMANDS)
             raise click.UsageError(f"there is no command {args[0]!r}; {meant}the commands are {', '.join(sorted(COMMANDS))}.")
@@ -114,8 +114,8 @@ def fail(sentence: str) -> NoReturn:
 
 _HELP = """Balances Mixture-of-Experts training with routing that rollout has already recorded.
 
-A TRACE is a file with the experts chosen for every token. It is .npz, .safetensors, or a file of a rollout engine or recorder
-that `foremoe import` reads. Without a TRACE, plan, compare and ablate take --synthetic MODEL.
+A TRACE is a file with the experts that were chosen for every token. Its format is .npz, .safetensors, or a format of a rollout
+engine or recorder that `foremoe import` reads. Instead of a TRACE, plan, compare and ablate accept --synthetic MODEL.
 
 \b
 Start here:

@@ -1,4 +1,4 @@
-"""Lines about memory, printed below a table of strategies or for a single plan."""
+"""Lines about memory, which are printed below a table of strategies or for a single plan."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from foremoe.problem.problem import Problem
 
 
 def table_lines(rows: Sequence[Mapping[str, Any]], memory_bytes: int) -> list[str]:
-    """Returns a line that says whether all rows of a table fit into memory, with the names of those that do not."""
+    """Returns a line that says whether all strategies of a table fit into memory, and that names the ones that do not."""
     counted = [row for row in rows if row["peak_bytes"] is not None]
     if not counted:
         return []
@@ -30,7 +30,7 @@ def table_lines(rows: Sequence[Mapping[str, Any]], memory_bytes: int) -> list[st
 
 
 def cure(found: Fit) -> str:
-    """Returns the options that make a stage fit into memory, or an empty string if it fits."""
+    """Returns advice on options with which the stage fits into memory, or an empty string if it fits already."""
     if found.fits:
         return ""
     if found.reforward_bytes is not None and found.reforward_bytes <= found.memory_bytes:
@@ -39,7 +39,7 @@ def cure(found: Fit) -> str:
 
 
 def plan_line(problem: Problem, plan: Plan, trainer: Trainer) -> str:
-    """Returns a line that says whether one plan fits into memory, and that lists the parts of the fullest rank's memory."""
+    """Returns a line that says whether one plan fits into memory, and what takes memory on the fullest rank."""
     parts = plan_memory(problem, plan, trainer).parts()
     held = ", ".join(f"{name} {gigabytes(size)}" for name, size in parts.items() if size)
     stored = host_bytes(problem, plan)

@@ -23,7 +23,7 @@ MODELS = (
 )
 CLUSTERS = "8xh100, 8xh800, 8xh200, 8xh20, 8xa100, 8xpcie, 8xb200, gb200-nvl72, 8xb300, gb300-nvl72"
 REGIMES = ("mild", "mid", "skew", "gpt-oss-like", "esft-like", "r1-like", "gpt-oss-math-like", "qwen3-like")
-# Written out, like REGIMES, so that building the options does not import numpy.
+# The names are written out, like `REGIMES`, so that building the options does not import numpy.
 IMBALANCES = (
     "balanced", "hot-expert-set", "hot-rank", "spread-hot-experts", "ragged-sources", "idle-rank", "rotating-hot-spot", "burst",
 )  # fmt: skip
@@ -42,7 +42,7 @@ class TrainerOptions:
     rollout_share: Mapping[str, Any] | None = None  # as `Rollout` reads it
 
     def of(self, num_groups: int = 1) -> Trainer:
-        """Returns the trainer. `num_groups` is the number of EP groups if no option gives it."""
+        """Returns the trainer. `num_groups` is the number of EP groups to assume if no option gives one."""
         data_parallel = self.data_parallel or num_groups
         return Trainer(optimizer_bytes=self.optimizer_bytes, data_parallel=data_parallel, **(self.rollout_share or {}))
 
@@ -68,7 +68,7 @@ class CaseOptions:
     dispatch: str | None
     host_store: bool
     stage: str | None
-    redundant: int | None = None  # None: foremoe chooses the number
+    redundant: int | None = None  # None means that foremoe chooses the number
     objective: str
     schedule: str | None
     slot_depth: int
@@ -82,7 +82,7 @@ class CaseOptions:
 
 
 def option(*names: str, **settings: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Does the same as `click.option`, but shows the default and uses N as the placeholder of integers."""
+    """Does the same as `click.option`, but shows the default, and shows N in place of an integer."""
     if isinstance(settings.get("type"), click.IntRange):
         settings.setdefault("metavar", "N")
     return click.option(*names, **({"show_default": True} | settings))
@@ -113,7 +113,7 @@ _CASE = {
     ),
     "tokens_per_rank": option(
         "--tokens-per-rank", type=COUNT,
-        help="Token budget of one source rank in a micro-step. Sequences are not cut; the budget sets the number of micro-steps."
+        help="Token budget of one source rank in a micro-step. It sets the number of micro-steps. Sequences are not cut."
         f"  [default: {DEFAULT_TOKENS_PER_RANK}]",
     ),
     "micro_steps": option(
@@ -125,18 +125,18 @@ _CASE = {
         "--layers", metavar="A:B",
         help="Use only MoE layers A to B-1, counted from 0, such as those of one pipeline rank.  [default: all]",
     ),
-    "shuffle": option("--shuffle", is_flag=True, help="Shuffle the sequences with --seed before packing them."),
-    "seed": option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, help="Seed of the random numbers."),
+    "shuffle": option("--shuffle", is_flag=True, help="Shuffle the sequences before packing them, with the seed in --seed."),
+    "seed": option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, help="Seed of the random number generator."),
     "history": option(
         "--history", metavar="TRACE",
-        help="Trace of an earlier step. Its load is the one that foresight 'previous' sees in the first micro-step."
+        help="Trace of an earlier step. With foresight 'previous', the first micro-step is planned for the load of this trace."
         "  [default: no earlier load]",
     ),
     "model": option(
         "--model", metavar=_MODEL,
         help=f"Model that was recorded: {MODELS}.  [default: the one named in the TRACE, or the only preset of its shape]",
     ),
-    "cluster": option("--cluster", metavar=_TOML, default="8xh100", help=f"Cluster file, or type of node: {CLUSTERS}."),
+    "cluster": option("--cluster", metavar=_TOML, default="8xh100", help=f"Cluster file, or a type of node: {CLUSTERS}."),
     "accept_fit": accept_fit_option,
     "dispatch": option(
         "--dispatch", type=Dispatch(),
@@ -145,20 +145,20 @@ _CASE = {
     ),
     "host_store": option(
         "--host-store", is_flag=True,
-        help="Allow copies from a host store of all experts in every node's host memory. A cluster file sets this itself.",
+        help="Allow copies from a host store, which keeps all experts in every node's memory. A cluster file sets this itself.",
     ),
     "stage": option(
         "--stage", type=click.Choice(["update", "recompute"]),
-        help="Stage to plan. update runs forward and backward; recompute runs forward only."
+        help="Stage to plan. update has a forward and a backward pass. recompute has only a forward pass."
         "  [default: update, or the stage in a file]",
     ),
     "redundant": option(
         "--redundant", metavar="R", type=SlotCount(), default=AUTO,
-        help="Number of redundant slots per rank, for copies of other ranks' experts. With auto, foremoe chooses it.",
+        help="Number of redundant slots per rank, for copies of other ranks' experts. With auto, foremoe chooses the number.",
     ),
     "objective": option(
         "--objective", type=click.Choice(["time", "balance"]), default="time",
-        help="Minimise the predicted time, or only the load of the busiest rank.",
+        help="What plans minimise: the predicted time, or only the load of the busiest rank.",
     ),
     "schedule": option(
         "--schedule", metavar="TEXT",
@@ -177,7 +177,7 @@ _CASE = {
 
 
 def case_options(*, without: Sequence[str] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Adds all options of a case except those in `without`, as one `CaseOptions` in ``case_options``."""
+    """Adds all options of a case except those in `without`. The command gets them as one `CaseOptions` in ``case_options``."""
     names = [name for name in _CASE if name not in without]
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
@@ -194,12 +194,12 @@ def case_options(*, without: Sequence[str] = ()) -> Callable[[Callable[..., None
 
 
 class Rollout(click.ParamType):  # type: ignore[type-arg]
-    """A share of a step such as ``0.4``, or a time in seconds such as ``30s``, converted to arguments of `Trainer`."""
+    """Option type for a share of a step such as ``0.4``, or for a time in seconds such as ``30s``."""
 
     name = "rollout"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, float]:
-        """Returns the share or the time as an argument of `Trainer`, or fails with one sentence."""
+        """Returns the share or the time as an argument of `Trainer`, or fails with a message of one sentence."""
         text = str(value).strip()
         try:
             number = float(text.removesuffix("s"))
@@ -215,11 +215,11 @@ class Rollout(click.ParamType):  # type: ignore[type-arg]
 _TRAINER = {
     "optimizer_bytes": option(
         "--optimizer-bytes", metavar="BYTES", type=click.FloatRange(0, 1024), default=12.0,
-        help="Bytes of optimizer state per parameter: 12 for Adam (fp32 weight and two moments), or 0 if it is offloaded.",
+        help="Bytes of optimizer state per parameter: 12 for Adam (fp32 weight and two moments), or 0 if the state is offloaded.",
     ),
     "data_parallel": option(
         "--data-parallel", metavar="N", type=click.IntRange(1, 2**20),
-        help="Number of EP groups that train together. They share the optimizer state and reduce gradients."
+        help="Number of EP groups that train together. The groups share the optimizer state and reduce gradients."
         "  [default: the number of planned groups]",
     ),
     "rollout_share": option(
@@ -231,7 +231,7 @@ _TRAINER = {
 
 
 def trainer_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Adds the options about the training around the stage, as ``case_options.trainer``. Use it below `case_options`."""
+    """Adds options about the training around the stage, as ``case_options.trainer``. Use this decorator below `case_options`."""
 
     @functools.wraps(function)
     def wrapped(case_options: CaseOptions, **given: Any) -> None:
@@ -252,13 +252,13 @@ _LOOK = {
         "  [default: the most important ones that fit]",
     ),
     "csv": option(
-        "--csv", is_flag=True, help="Print only the rows, as CSV, in seconds and bytes and with the column names of JSON."
+        "--csv", is_flag=True, help="Print only the rows, as CSV, with times in seconds, sizes in bytes and column names of JSON."
     ),
 }  # fmt: skip
 
 
 def table_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Adds the options for the look of tables, as one `Look` in ``look``."""
+    """Adds the options for the look of tables. The command gets them as one `Look` in ``look``."""
 
     @functools.wraps(function)
     def wrapped(wide: bool, columns: tuple[str, ...], csv: bool, **given: Any) -> None:
@@ -277,7 +277,7 @@ def table_options(function: Callable[..., None]) -> Callable[..., None]:
 gpus_option = option(
     "--gpus",
     type=RANKS,
-    help="Number of GPUs of the whole job, EP x DP x PP. Replaces --ranks, which counts the GPUs of one pipeline rank."
+    help="Number of GPUs of the whole job, EP x DP x PP. Use it instead of --ranks, which is for one pipeline rank."
     "  [default: --ranks x --pp]",
 )
 

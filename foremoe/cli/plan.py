@@ -51,7 +51,7 @@ def plan(
             progress.note(f"warning: {warning}")
         made, trainer = planned.plan, case_options.trainer.of()
         found = gain(planned.problem, made, posed=planned.posed, trainer=trainer)
-        known = found.speedup if planner_name == "foremoe" else None  # the advice is about the default planner
+        known = found.speedup if planner_name == "foremoe" else None  # advice is given only about the default planner
         told = advise(
             planned.posed, trainer=trainer, slots=case.slots, speedup=known, num_threads=threads,
             progress=progress.within("advice"),

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from foremoe.cli.ablated import Bar
 
 _LINE_INCHES, _WIDTH_INCHES = 0.22, 8.0
-_LABEL, _TITLE = 40, 110  # letters of a line
+_LABEL, _TITLE = 40, 110  # numbers of letters per line
 
 
 def require_matplotlib() -> None:

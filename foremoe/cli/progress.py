@@ -1,4 +1,4 @@
-"""Progress on stderr. On a terminal, one line is updated. Otherwise, every task prints one plain line."""
+"""Progress on stderr. On a terminal, one line is updated. Elsewhere, every task prints one plain line."""
 
 import contextlib
 import sys
@@ -18,13 +18,13 @@ COMPILING = "compiling kernels (first run; `foremoe warm-up` does it ahead)"
 
 
 class Progress:
-    """Progress of a command on stderr. Call it with (task, done, total). It never writes to stdout.
+    """Progress of a command, shown on stderr and never on stdout. Call the object with (task, done, total).
 
-    Use it as a context manager to also show the elapsed time and, once, that kernels are being compiled. Leaving the context
-    clears the line, even after an error.
+    As a context manager, it also shows the elapsed time and, once, that kernels are being compiled. Leaving the context clears
+    the line, even after an error.
 
     Args:
-        verb: Verb for what a task does, such as "planning".
+        verb: Word that says what a task does, such as "planning".
         tasks: Expected number of tasks, or None if it is unknown. May be set later.
         tells: Whether to print a note when kernels are compiled.
     """
@@ -66,27 +66,27 @@ class Progress:
             self.share = share
             if self._live:
                 self._draw()
-                if share == 1.0 and not self.tasks:  # no later call may come that would clear it
+                if share == 1.0 and not self.tasks:  # no later call may clear the line
                     self._clear()
 
     def within(self, task: str) -> Callable[[str, int, int], None]:
-        """Returns a progress callback that reports all its tasks as parts of `task`."""
+        """Returns a progress callback that reports all tasks given to it as parts of `task`."""
         return lambda _, done, total: self(task, done, total)
 
     def note(self, text: str) -> None:
-        """Prints one line that is not cleared."""
+        """Prints one line that stays on the screen."""
         with self._lock:
             self._clear()
             click.echo("\n".join(wrapped(printable(text), width(sys.stderr))), err=True)
 
     def status(self, now_s: float) -> str:
-        """Returns the text of the line: task and its number, bar, elapsed time, and remaining time once it can be estimated."""
+        """Returns the text of the line: task, its number, bar, elapsed time, and remaining time if it can be estimated."""
         gone_s = now_s - self._begin_s
         words = [self.verb if self.task else "preparing"]
         if self.task:
             words = [f"{self.verb} {self.task}{self._count()}"]
         if self.share == 1.0:
-            # The work after a task (checks, a simulation, preparing the next task) does not report its own share.
+            # The work after a task (checks, a simulation, preparing the next task) does not report its progress.
             words = [f"finishing {self.task}{self._count()}"]
         elif self.share:
             words.append(f"[{'#' * int(_BAR * self.share):-<{_BAR}}] {self.share:.0%}")

@@ -34,13 +34,13 @@ class RecordedCommand(HelpedCommand):
         return super().parse_args(ctx, args)
 
 
-_HELP = """Writes one self-contained HTML page about a plan. It opens from disk in any browser and needs no network.
+_HELP = """Writes one self-contained HTML page about a plan. Any browser can open the page from disk, without a network.
 
 The page shows the skew before and after planning, the loads and copies of a chosen layer, and a simulated timeline. It also
 shows links, memory, strategies, and the gain of each possible change of the case. Times are simulated.
 
 All ranks (--ranks) share the tokens. With --ep or --pp, the page has a plan for every EP group and pipeline rank, and shows the
-slowest first.
+slowest plan first.
 
 \b
 Example:
@@ -101,7 +101,7 @@ def report(
         strategies = strategy_lines(shown, compared, threads, case_options.seed, trainer, progress) if compared else None
         runs = run_stage(shown.problem, shown.plan, posed=shown.posed, moves_s=shown.moves_s, trainer=trainer)
         gained = runs.gain(shown.problem.cluster.standing)
-        # The advice is about the default planner.
+        # Advice is given only about the default planner.
         known = gained.speedup if plan_file is None and planner_name in (None, "foremoe") else None
         advice = advise(
             shown.posed, trainer=trainer, slots=slots, speedup=known, num_threads=threads, progress=progress.within("advice")

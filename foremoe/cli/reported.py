@@ -1,4 +1,4 @@
-"""Plans to write or to show. A plan is made now from a case, or read from a file together with its problem."""
+"""Plans to write or to show. A plan is either made from a case, or read from a file together with its problem."""
 
 import dataclasses
 from typing import NamedTuple
@@ -23,8 +23,8 @@ from foremoe.workload.workload import Workload
 class Shown(NamedTuple):
     """A plan with the problem for which it was made."""
 
-    posed: Problem  # with the homes before planning
-    problem: Problem  # with the homes of the plan
+    posed: Problem  # the problem with the homes before planning
+    problem: Problem  # the problem with the homes of the plan
     plan: Plan
     summary: PlanSummary | None  # None if the plan was read from a file
     home: object  # home level that moved homes; None if it is not known
@@ -33,7 +33,7 @@ class Shown(NamedTuple):
 
     @property
     def moves_s(self) -> float:
-        """Time in seconds for moving experts from their original homes to those of the plan."""
+        """Time in seconds for moving experts from their original homes to the plan's homes."""
         return float(home_moves_L(self.posed, self.problem.home_LE, self.home).sum())
 
 
@@ -46,7 +46,7 @@ def plan_case(
     """Builds the case and plans it. Returns the case, the plan with its problem, and the planner's summary."""
     planner = planner_of(name, options.shuffle)
     case = build_case(options, planner.pack, threads, progress)
-    # The home level acts once per step, outside of planning. The case of a command is the whole step.
+    # The home level runs once per step, before planning. The case of a command is a whole step.
     problem = dataclasses.replace(case.problem, home_LE=planner.homes(case.problem, num_threads=threads))
     plan, summary = planner.plan(
         problem, history_LE=case.history_LE, num_threads=threads, progress=lambda done, total: progress(name, done, total)
@@ -59,7 +59,7 @@ def read_plan(options: CaseOptions, planner_name: str | None, plan_file: str) ->
     """Reads a plan file and returns the plan with the problem for which it was made."""
     require_one_source(options)
     plan = Plan.load(plan_file)
-    # Text in a file never imports anything. Only the caller of the command may name code to run.
+    # Text in a file never causes an import. Only the user of the command may name code to run.
     home = None if planner_name is None else planner_of(planner_name).home
     if options.traces:
         head, work = plan.header, _work_of(options.traces, plan)
@@ -80,7 +80,7 @@ def read_plan(options: CaseOptions, planner_name: str | None, plan_file: str) ->
 
 
 def _work_of(paths: tuple[str, ...], plan: Plan) -> Workload:
-    """Returns the workload that was planned: the traces packed again, or counts cut to the plan's micro-steps and layers."""
+    """Returns the planned workload: the traces packed again, or the counts of the plan's micro-steps and layers."""
     if len(paths) > 1 or kind_of(paths[0]) != "workload":
         work = dealt_again(plan, paths)
     else:
@@ -99,5 +99,5 @@ def _work_of(paths: tuple[str, ...], plan: Plan) -> Workload:
 
 
 def source_of(case: Case) -> str:
-    """Describes the origin of a case's load in a few words."""
+    """Returns a few words that say where a case's load comes from."""
     return case.line.removeprefix("case: ").partition(": ")[0]

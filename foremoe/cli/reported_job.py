@@ -1,4 +1,4 @@
-"""Other parts of a report: the comparison of strategies on the same case, and jobs of several EP groups and pipeline ranks."""
+"""Further parts of a report: a comparison of strategies on the same case, and jobs with several EP groups or pipeline ranks."""
 
 import datetime
 import os
@@ -30,7 +30,7 @@ def report_job(
     """Plans every EP group and pipeline rank, writes the page, and returns the lines to print.
 
     Args:
-        sizes: Number of ranks per EP group (None: all ranks), number of pipeline ranks, and number of chunks on each.
+        sizes: Number of ranks per EP group (None means all ranks), number of pipeline ranks, and chunks per pipeline rank.
         planners: Strategies to compare in a table.
     """
     group_size, pp, vpp = sizes
@@ -60,7 +60,7 @@ def report_job(
 
 
 def seeded(source: str, seed: int) -> str:
-    """Returns the origin of the load with the seed, unless it names a seed already."""
+    """Returns the description `source` of a load, with the seed added unless it names a seed already."""
     return source if "seed" in source else f"{source}, seed {seed}"
 
 
@@ -95,7 +95,7 @@ def strategy_lines(
 
 
 def _simulated_lines(groups: Sequence[Problem], planners: Mapping[str, Planner], **options: Any) -> list[Mapping[str, Any]]:
-    """Returns the rows of strategies and of even routing. `options` are passed on to `simulate_systems`."""
+    """Returns table rows for the strategies and for even routing. `options` are passed to `simulate_systems`."""
     systems = {name: System(planner=planner) for name, planner in planners.items()} | {BALANCED: System(even=True)}
     return [_simulated_line(row, planners) for row in simulate_systems(groups, systems, **options)]
 

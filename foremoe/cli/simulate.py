@@ -48,8 +48,8 @@ COLUMNS = {
 
 _HELP = """Plans one case with every strategy, simulates the stage and prints a line for each strategy.
 
-All ranks (--ranks) share the tokens. --ep splits them into expert-parallel groups. With --pp, --ranks is the number of ranks of
-each pipeline part. Simulated times depend on the constants of the cluster. `foremoe calibrate` fits them on a machine.
+All ranks (--ranks) share the tokens. --ep splits the ranks into expert-parallel groups. With --pp, --ranks is the number of ranks
+of each pipeline part. Simulated times depend on the constants of the cluster, which `foremoe calibrate` fits to a machine.
 
 \b
 Example:
@@ -74,7 +74,7 @@ Example:
 @option("--vpp", type=COUNT, default=1, help="Number of chunks per pipeline rank (interleaved schedule).")
 @option(
     "--prefetch", type=click.IntRange(0, 2**31 - 1), default=2,
-    help="Number of layer uses by which a copy may start ahead of the use that needs it.",
+    help="Number of uses of layers by which a copy may start before the use that needs it.",
 )  # fmt: skip
 @option(
     "--foresight", metavar="LIST", multiple=True,
@@ -137,7 +137,7 @@ def simulate(
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """Returns the table with one line for every system. A system that foremoe cannot execute is marked with a plus."""
+    """Returns the table with one line for every system. A plus marks systems that foremoe cannot execute."""
     real = [row if row["executable"] and row["solver"] != BALANCED else {"fits": row["fits"]} for row in rows]
     lines = [flat(row) | {"solver": _marked(row)} for row in rows]
     return Table(shown_columns(COLUMNS, rows), lines, rows, tones(real, "speedup_vs_static"))
@@ -148,7 +148,7 @@ def _marked(row: Mapping[str, Any]) -> str:
 
 
 def _systems(names: Sequence[str], prefetch: int, *, alone: bool) -> dict[str, System]:
-    """Returns the systems of ``--planners``, or the one system whose foresight varies."""
+    """Returns the systems that ``--planners`` names. With `alone`, there is only one, whose foresight varies."""
     if alone:
         names = names or ["foremoe"]
         if len(names) > 1 or names[0] == BALANCED:
@@ -160,7 +160,7 @@ def _systems(names: Sequence[str], prefetch: int, *, alone: bool) -> dict[str, S
 def _system(name: str, prefetch: int) -> System:
     if name == BALANCED:
         return System(even=True)
-    planner = planner_of(name, guard=False)  # without a guard, as in `compare`
+    planner = planner_of(name, guard=False)  # the planner has no guard, as in `compare`
     if planner.pack != AsGiven():
         raise InputError(f"{name} has a pack level, but the case is dealt already; leave the pack level out.")
     return System(planner=planner, prefetch=prefetch)
@@ -178,7 +178,7 @@ def footers(rows: Sequence[Mapping[str, Any]], constants: str) -> list[str]:
 
 
 def step_line(rows: Sequence[Mapping[str, Any]], trainer: Trainer) -> str:
-    """Describes the column of whole steps. Without --rollout-share, gives the gain of the fastest system at several shares."""
+    """Describes the column of whole steps. Without --rollout-share, returns the fastest system's gain at several shares."""
     known = [row for row in rows if row["step_speedup_at"] is not None]
     if not known:
         return "step: unknown without static; add it to --planners"
@@ -191,11 +191,11 @@ def step_line(rows: Sequence[Mapping[str, Any]], trainer: Trainer) -> str:
 
 
 def outside_words(trainer: Trainer) -> str:
-    """Returns the part of a step outside the stages, in the form in which the user gave it."""
+    """Describes the part of a step outside the stages as a share or in seconds, as the user gave it."""
     return f"{trainer.rollout_share:.0%} of static's" if trainer.rollout_s is None else f"{trainer.rollout_s:g} s"
 
 
 def shown_columns(columns: Mapping[str, Column], rows: Sequence[Mapping[str, Any]]) -> dict[str, Column]:
-    """Returns the columns, without that of whole steps if the time outside the stages is not known."""
+    """Returns the columns to show. If the time outside the stages is unknown, the column of whole steps is left out."""
     hidden = all(row["step_speedup"] is None for row in rows)
     return {name: column for name, column in columns.items() if not (hidden and name == "step_speedup")}

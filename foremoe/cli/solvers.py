@@ -1,4 +1,4 @@
-"""``foremoe solvers``: lists the names that --planners and --planner accept."""
+"""``foremoe solvers``: lists the names that the options --planners and --planner accept."""
 
 import importlib.util
 
@@ -20,7 +20,7 @@ COLUMNS = {
 
 _HELP = """Lists the strategies for --planners and --planner, and the solvers that other packages have installed.
 
-Both options also accept an expression for a solver or planner, such as 'Quota(min_pairs=64)', and an object of your own module,
+Both options also accept an expression for a solver or planner, such as 'Quota(min_pairs=64)', or an object from your own module,
 such as 'package.module:MySolver(depth=2)'.
 
 \b

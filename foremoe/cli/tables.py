@@ -1,4 +1,4 @@
-"""Tables of all commands, with the most important columns that fit, all columns or selected ones, or as CSV."""
+"""Tables of all commands. They show the most important columns that fit, all columns, or selected columns, or are CSV."""
 
 import csv
 import io
@@ -16,11 +16,11 @@ NONE = "-"
 MOST_COLUMNS = 6
 BEST, FAILING = "best", "failing"
 _GAP = "  "
-_NAME_SHARE = 0.35  # largest share of a terminal's width for the names of lines
+_NAME_SHARE = 0.35  # the names of lines may take this share of a terminal's width
 
 
 class Unit(NamedTuple):
-    """Units of a column of seconds or bytes. A column uses the first unit in which its largest value is below 10,000."""
+    """Units for a column of seconds or bytes. The column uses the first unit in which its largest value is below 10,000."""
 
     digits: int
     sizes: tuple[tuple[str, float], ...]
@@ -37,17 +37,17 @@ GIGABYTES = Unit(2, (("GB", 1e9), ("TB", 1e12)))
 
 
 class Column(NamedTuple):
-    """A column with its heading, the format of its values (None is shown as ``-``), its importance and its meaning."""
+    """A column: its heading, the format of its values, its importance and its meaning. The value None is shown as ``-``."""
 
     heading: str
     show: Callable[[Any], str] | Unit = str
     left: bool = False
-    rank: int = 99  # 0: the column names a line and is always shown; columns with larger ranks are left out first
+    rank: int = 99  # columns with the largest ranks are left out first; those with rank 0 name a line and are always shown
     meaning: str = ""  # explanation, printed below the table if the column is shown
 
 
 class Look(NamedTuple):
-    """Options for the look of tables: all columns, selected columns, or CSV."""
+    """Options for the look of tables: whether to show all columns, selected columns, or CSV."""
 
     wide: bool = False
     columns: tuple[str, ...] = ()
@@ -62,13 +62,13 @@ class Look(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table to print, with the rows that JSON and CSV get.
+    """A table to print, with the rows to write as JSON or CSV.
 
     Attributes:
-        columns: Columns, keyed by their names in JSON. Nested names have a dot (``bytes_by_link.peer``).
-        lines: Values to print, keyed by the same names. A missing name gives a blank cell.
+        columns: Columns, keyed by their names in JSON. The parts of nested names are joined by dots (``bytes_by_link.peer``).
+        lines: Values to print in each line, keyed by column name. If a name is missing, the cell is blank.
         figures: Rows of the JSON output. CSV prints all of them.
-        tones: `BEST`, `FAILING` or None for every line. If empty, no line is highlighted.
+        tones: `BEST`, `FAILING` or None for every line. If `tones` is empty, no line is highlighted.
     """
 
     columns: Mapping[str, Column]
@@ -90,7 +90,7 @@ class Spread(float):
 
 
 def flat(row: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flattens nested mappings of a row. Nested names are joined by dots."""
+    """Flattens the nested mappings of a row. The parts of nested names are joined by dots."""
     out: dict[str, Any] = {}
     for name, value in row.items():
         out |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
@@ -98,16 +98,16 @@ def flat(row: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def csv_text(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = (), first: Iterable[str] = ()) -> str:
-    """Formats rows as CSV, with numbers in seconds and bytes, an empty cell for None, and JSON for a list.
+    """Formats rows as CSV, with times in seconds and sizes in bytes. None is an empty cell, and a list is written as JSON.
 
     Args:
-        columns: Names of the columns. If empty, all columns are written, those in `first` at the front.
+        columns: Names of the columns. If there are none, all columns are written, beginning with the columns in `first`.
     """
     lines = [flat(row) for row in rows]
     there = list(dict.fromkeys(name for line in lines for name in line))
     order = {name: i for i, name in enumerate(first)}
     names = list(columns) or sorted(there, key=lambda name: order.get(name, len(order)))
-    # A mapping that is None in some row appears there as a column of its own, which is left out.
+    # If a mapping is None in some row, `flat` gives this row a column with the mapping's name, which is left out.
     names = [name for name in names if columns or not any(other.startswith(f"{name}.") for other in names)]
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
@@ -119,7 +119,7 @@ def csv_text(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = (), fir
 
 
 class _Cells(NamedTuple):
-    """One column as text, with no limit to its width."""
+    """One column as text, without a limit on its width."""
 
     heading: str
     texts: list[str]
@@ -148,7 +148,7 @@ def render(table: Table, look: Look = Look(), width: int | None = None) -> list[
     """Returns the lines of the table, each with its tone.
 
     Args:
-        look: Selects the columns. By default, the `MOST_COLUMNS` most important ones are shown, or as many as fit.
+        look: Selects the columns. By default, the `MOST_COLUMNS` most important columns are shown, or fewer if they do not fit.
         width: Width of the terminal, or None for no limit. Selected columns beyond the width are printed in further blocks, each
             with the names of the lines.
     """
@@ -157,7 +157,7 @@ def render(table: Table, look: Look = Look(), width: int | None = None) -> list[
     names = [name for name, column in columns.items() if column.rank == 0]
     limit = None if width is None else max(12, int(_NAME_SHARE * width))
     widths = {name: of.width if limit is None or not of.left else min(of.width, limit) for name, of in cells.items()}
-    wished = [name for name in look.columns if name in columns]  # the other names may belong to a second table
+    wished = [name for name in look.columns if name in columns]  # names that are missing here may belong to a second table
     if wished:
         chosen = [*names, *(name for name in wished if name not in names)]
     elif look.wide:
@@ -188,7 +188,7 @@ def _most_important(ranked: Sequence[str], names: list[str], widths: Mapping[str
 
 
 def _parts(chosen: Sequence[str], names: Sequence[str], widths: Mapping[str, int], width: int | None) -> list[list[str]]:
-    """Splits the chosen columns into blocks that fit the width, each with the columns that name the lines."""
+    """Splits the chosen columns into blocks that fit the width. Each block has the columns that name the lines."""
     heads = [name for name in chosen if name in names]
     parts = [list(heads)]
     for name in chosen:
@@ -206,7 +206,7 @@ def _block(part: Sequence[_Cells], widths: Sequence[int], tones: Sequence[str | 
     num_lines = len(part[0].texts)
     lines = [[of.heading for of in part], *([of.texts[i] for of in part] for i in range(num_lines))]
     for texts, tone in zip(lines, [None, *(tones or [None] * num_lines)], strict=True):
-        # Text that is longer than its column continues in the lines below.
+        # Text that does not fit its column continues in the lines below.
         rows = [[text] if len(text) <= size else _folded(text, size) for text, size in zip(texts, widths, strict=True)]
         for shown in itertools.zip_longest(*rows, fillvalue=""):
             padded = [
@@ -217,24 +217,24 @@ def _block(part: Sequence[_Cells], widths: Sequence[int], tones: Sequence[str | 
 
 
 def _folded(text: str, size: int) -> list[str]:
-    """Splits text into lines of at most `size`, after a space, comma, bracket or equals sign if there is one."""
+    """Splits text into lines of at most `size` letters, if possible after a space, comma, bracket or equals sign."""
     lines = [""]
     for part in re.findall(r"[^ ,(=]*[ ,(=]*", text):
         if len(lines[-1]) + len(part.rstrip()) > size and lines[-1].strip():
             lines.append("  ")
         lines[-1] += part
-        while len(lines[-1].rstrip()) > size:  # a single word that is longer than the column
+        while len(lines[-1].rstrip()) > size:  # the line is a single word that is longer than the column
             lines[-1:] = [lines[-1][:size], f"  {lines[-1][size:]}"]
     return [line.rstrip() for line in lines if line.strip()]
 
 
 def number(digits: int, factor: float = 1.0) -> Callable[[Any], str]:
-    """Returns a format that multiplies a number by `factor` and shows it with `digits` decimals and separated thousands."""
+    """Returns a function that formats a number times `factor`, with `digits` decimals and separated thousands."""
     return lambda value: f"{value * factor:,.{digits}f}"
 
 
 def count(value: float) -> str:
-    """Formats a whole number, or a mean of whole numbers with one decimal."""
+    """Formats a whole number without decimals, and a mean of whole numbers with one decimal."""
     return f"{value:,.{0 if float(value).is_integer() else 1}f}"
 
 

@@ -12,7 +12,7 @@ _UNKNOWN_WIDTH, _NARROWEST = 80, 20
 def width(stream: Any = None) -> int | None:
     """Returns the width of the terminal to which `stream` writes, in columns. `stream` defaults to stdout.
 
-    Returns None for files and pipes, whose lines are not wrapped.
+    Returns None if `stream` is a file or a pipe, because lines are not wrapped there.
     """
     stream = sys.stdout if stream is None else stream
     if not stream.isatty():
@@ -31,7 +31,7 @@ def has_colour() -> bool:
 
 
 def wrapped(line: str, columns: int | None, indent: str = "  ") -> list[str]:
-    """Wraps a line at words into parts of at most `columns` letters. A longer word is not broken, so that it can be copied."""
+    """Wraps a line at words into parts of at most `columns` letters. Longer words are not broken, so that users can copy them."""
     if columns is None or len(line) <= columns:
         return [line]
     return textwrap.wrap(line, columns, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)

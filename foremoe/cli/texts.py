@@ -1,4 +1,4 @@
-"""Parses option values: seconds, lists, ranges, and names of solvers and policies."""
+"""Parsers of option values: seconds, lists, ranges, solvers, and kinds of foresight."""
 
 import dataclasses
 import math
@@ -23,7 +23,7 @@ DEFAULT = tuple(name for name in STRATEGIES if name != "exact")
 
 
 class Seconds(click.FloatRange):
-    """A positive number of seconds."""
+    """Option type for a positive number of seconds."""
 
     name = "seconds"
 
@@ -31,7 +31,7 @@ class Seconds(click.FloatRange):
         super().__init__(0, 1e6, min_open=True)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Returns the time in seconds, or fails with one sentence."""
+        """Returns the time in seconds, or fails with a message of one sentence."""
         seconds = super().convert(value, param, ctx)
         if math.isnan(seconds):
             self.fail(f"{value!r} is not a number of seconds above 0.", param, ctx)
@@ -68,7 +68,7 @@ def _split(text: str, option: str) -> list[str]:
 
 
 def is_count(text: str) -> bool:
-    """Returns True for a whole number of at most nine digits."""
+    """Returns True if `text` is a whole number of at most nine digits."""
     return text.isascii() and text.isdigit() and len(text) <= 9
 
 
@@ -92,15 +92,15 @@ def layer_range(text: str, num_layers: int) -> range:
 
 
 def planners_of(names: Sequence[str]) -> dict[str, Planner]:
-    """Returns the planners to compare, in the order of `STRATEGIES`. Without names, they are those of `DEFAULT`."""
+    """Returns the planners to compare, in the order of `STRATEGIES`. If `names` is empty, returns the planners in `DEFAULT`."""
     chosen = names or list(DEFAULT)
     ordered = [*(name for name in STRATEGIES if name in chosen), *(name for name in chosen if name not in STRATEGIES)]
     return {name: planner_of(name, guard=False) for name in ordered}
 
 
 def planner_of(text: str, shuffle: bool = False, guard: bool = True) -> Planner:
-    """Returns the planner for the name of a strategy, an expression, or an object of a module. `shuffle` is ``--shuffle``."""
-    # An installed command has its own folder first on the path, but module:name refers to the current folder.
+    """Returns the planner that `text` gives as a strategy, an expression or a module's object. `shuffle` is ``--shuffle``."""
+    # The path of an installed command begins with the command's folder, but module:name refers to the current folder.
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     if text.strip() == BALANCED:
@@ -111,13 +111,13 @@ def planner_of(text: str, shuffle: bool = False, guard: bool = True) -> Planner:
     except InputError:
         raise
     except Exception as error:
-        # module:name runs code from outside foremoe, which may fail in any way.
+        # module:name runs code of other packages, which may fail in any way.
         raise InputError(f"{text!r} cannot be used as a solver: {type(error).__name__}: {error}.") from error
     return planner.using(packer_of(planner.pack, shuffle)) if shuffle else planner
 
 
 def require_known(name: str, names: Sequence[str], what: str) -> None:
-    """Raises InputError for an unknown name that is close to a known one. Other unknown names are refused elsewhere."""
+    """Raises InputError for an unknown name that resembles a known name. All other unknown names are refused elsewhere."""
     meant = "" if name in names or ":" in name or "(" in name else did_you_mean(name, names)
     if meant:
         raise InputError(f"there is no {what} {name!r}; {meant}the names are {', '.join(names)}.")

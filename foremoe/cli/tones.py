@@ -7,7 +7,7 @@ from foremoe.cli.tables import BEST, FAILING
 
 
 def tones(rows: Sequence[Mapping[str, Any]], gain: str) -> list[str | None]:
-    """Returns `FAILING` for lines that do not fit into memory, and `BEST` for the one with the largest gain of those that fit."""
+    """Returns `FAILING` for rows that do not fit into memory, and `BEST` for the fitting row with the largest gain."""
     fitting = [row[gain] for row in rows if row.get(gain) is not None and row.get("fits", True)]
     best = max(fitting, default=None)
     return [

@@ -1,4 +1,4 @@
-"""``--trace`` of ``foremoe simulate``: writes the timelines of a stage, static and planned, for Perfetto."""
+"""``--trace`` of ``foremoe simulate``: writes timelines of a stage for Perfetto, one with static placement and one planned."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -19,10 +19,10 @@ def write_trace(path: str, problem: Problem, history_LE: Array | None, systems: 
     """Writes the trace of one EP group and returns a line that describes it.
 
     Args:
-        systems: Systems to choose from. The trace shows foremoe if it is among them, else the first one that plans.
+        systems: Systems to choose from. The trace shows foremoe if it is among them, else the first system that plans.
 
     Raises:
-        InputError: No system plans, or the file cannot be written.
+        InputError: No strategy can be shown, or the file cannot be written.
     """
     planned = {name: system for name, system in systems.items() if name != "static" and not system.even}
     if not planned:

@@ -7,8 +7,8 @@ from foremoe.warm import warm_up as compile_all
 
 _HELP = """Compiles the readers, the default planner and the simulator, and caches the code on disk.
 
-The cache is in NUMBA_CACHE_DIR if that is set. The first run takes about a minute, and later runs take seconds. Run the
-command when an image is built, so that no training job has to compile.
+The cache is in NUMBA_CACHE_DIR if this variable is set. The first run takes about a minute, and later runs take seconds. Run
+the command when you build an image, so that no training job has to compile.
 
 \b
 Example:
