@@ -74,7 +74,7 @@ def memory_figures(verdict: Fit) -> dict[str, Any]:
 
 
 def host_bytes(problem: Problem, plan: Plan) -> int:
-    """Returns the bytes of the fullest node's host store. It holds each expert once that the plan copies from the store."""
+    """Returns the bytes of the fullest node's host store. The store holds each expert once that is copied from it."""
     t = plan.transfers
     host_C = t.link_C == Link.HOST
     node_C = problem.cluster.node_of_rank_G[t.dst_C[host_C]].astype(np.int64)

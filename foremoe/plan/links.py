@@ -23,7 +23,7 @@ def choose_links(
     transfers: TransferList, home_LE: Array, cluster: Cluster, expert_bytes: int, allowed: Collection[Link] = tuple(Link), *,
     relay: int = 0, hide_U: Array | None = None,
 ) -> TransferList:  # fmt: skip
-    """Returns the copies of a plan with the links and sources that `Deadline` chooses in `link_C` and `src_C`.
+    """Returns the copies of a plan, with `link_C` and `src_C` as `Deadline` chooses them.
 
     A copy keeps the link from its home rank if no `allowed` link can serve it. `hide_U` is the time in seconds of each use that
     the copies for this use can overlap with. If `hide_U` is None, host stores are assumed to be full, and no copy is assumed to

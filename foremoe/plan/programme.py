@@ -81,7 +81,7 @@ class Programme:
         )  # fmt: skip
 
     def require_turn(self, due: int, micro_step: int, layer: int, phase: int) -> None:
-        """Raises InputError unless the use at position `due` is this one."""
+        """Raises InputError unless the given use is the use at position `due`."""
         use = (micro_step, layer, int(phase))
         if self.uses[due : due + 1] != [use]:
             text = use_text(*self.uses[due]) if due < len(self.uses) else "nothing; all uses were run"

@@ -59,7 +59,7 @@ def relays_of(plan: Plan, t: TransferList) -> Relays:
 
 
 def chain_depth(parent_C: Array) -> Array:
-    """Returns int64 [C], the number of parents in each copy's chain. In a circle, the number exceeds that of all relays."""
+    """Returns int64 [C], the number of parents in each copy's chain. In a circle, it exceeds the number of relays."""
     depth_C, child_Y = np.zeros(len(parent_C), np.int64), np.flatnonzero(parent_C >= 0)
     for _ in range(len(child_Y) + 1):
         deeper_Y = depth_C[parent_C[child_Y]] + 1

@@ -31,7 +31,7 @@ class TransferList(ArrayValue):
     Attributes:
         micro_step_C: Micro-step whose tokens first use the copy, int32.
         layer_C: Layer of the plan, int16.
-        phase_C: `Phase` of that use, uint8.
+        phase_C: `Phase` of the use that first needs the copy, uint8.
         expert_C: Logical expert that is copied, int16.
         src_C: Source rank of the weights, int16. It is the home rank, or -1 for the host store, or a rank that passes on its own
             copy (a relay, see below).

@@ -1,7 +1,7 @@
 """Kernel of the simulator. Uses run one after another, exchanges run on all ranks together, and copies run in parallel.
 
-If a use makes copies and gradient returns possible, they start after its last exchange. Ranks wait for copies after the first
-exchange and before their experts.
+Copies and gradient returns that become possible with a use start after the last exchange of this use. Ranks wait for copies after
+the first exchange and before their experts.
 
 Each class of links has one clock for copies, which stops while an exchange occupies the class. Exchanges therefore have priority
 on a link, and copies use the remaining time. On one link, copies run one after another in the order in which they are needed.
@@ -268,7 +268,7 @@ def hold(until_s, part, state):
 
 @kernel
 def work(seconds_G, part, state):
-    """Adds `seconds_G` of work to the ranks. The time counts as `part`."""
+    """Makes every rank work for its entry of `seconds_G`. The time counts as `part`."""
     begin = state.clock[NOW]
     for g in range(seconds_G.size):
         state.free_at_G[g] += seconds_G[g]

@@ -29,10 +29,9 @@ def simulate_foresight(
     Args:
         groups: EP groups of one stage, each with its own load.
         views: Kinds of foresight, keyed by name. None means static placement, which needs no plan.
-        system: System whose planner runs with each kind of foresight in place of its own. By default, this is the default
-            planner.
-        options: Options of `simulate_systems`, except `num_threads`. Planning uses one thread, whose CPU time is then that of all
-            planning.
+        system: System to simulate. Each kind of foresight replaces that of its planner. Defaults to the default planner.
+        options: Options of `simulate_systems`, except `num_threads`. Planning uses one thread, so that its CPU time is that of
+            all planning.
 
     Returns:
         One dict per entry of `views`, with the figures of `simulate_systems` and:
@@ -41,7 +40,7 @@ def simulate_foresight(
         * ``copy_bytes``: bytes of the weights and gradients of replicas that one EP group sends in the stage,
         * ``plan_cpu_s``: CPU seconds of planning one group on this machine,
         * ``plan_exposed_s``: exposed seconds of planning (see `exposed_planning`),
-        * ``net_speedup_vs_static``: speed-up over static placement of the stage, including exposed planning.
+        * ``net_speedup_vs_static``: speed-up of the stage over static placement if exposed planning is part of its time.
 
     Raises:
         InputError: The arguments are wrong for `simulate_systems`, or the planner cannot plan with one kind of foresight.

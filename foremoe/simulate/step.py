@@ -41,10 +41,10 @@ def head_seconds(problem: Problem) -> Array:
 def reduction_seconds(problem: Problem, trainer: Trainer) -> float:
     """Returns the seconds in which ranks that hold the same parameters reduce gradients and gather new weights.
 
-    Gradients are reduce-scattered and weights are all-gathered. Among n ranks, each of the two sends (n - 1)/n of its bytes.
-    Experts are reduced between EP groups (n is `trainer.data_parallel`), and every rank uses its own NIC. All other parameters
-    are reduced between all D ranks, over peer links inside nodes and over all NICs in parallel between nodes. Returns 0 in the
-    recompute stage.
+    Gradients are reduce-scattered and weights are all-gathered. Among n ranks, each of these operations sends (n - 1)/n of the
+    bytes. Experts are reduced between EP groups (n is `trainer.data_parallel`), and every rank uses its own NIC. All other
+    parameters are reduced between all D ranks, over peer links inside nodes and over all NICs in parallel between nodes. Returns
+    0 in the recompute stage.
     """
     if problem.stage != "update":
         return 0.0

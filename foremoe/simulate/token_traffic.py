@@ -20,8 +20,8 @@ from foremoe.problem.problem import Problem
 def counted_messages(problem: Problem, plan: Plan) -> tuple[Array, Array]:
     """Returns the numbers of messages over peer links and over RDMA that leave and reach every rank in one dispatch of a row.
 
-    Both arrays are int32 [N, 2, G]. As in `foremoe.runtime.remap`, a source's first tokens with an expert go to the first slot of
-    this expert.
+    Both arrays are int32 [N, 2, G]. As in `foremoe.runtime.remap`, the tokens of a source that chose an expert are sent to the
+    expert's slots in order.
 
     Raises:
         InputError: The tokens do not match the problem's load.

@@ -34,7 +34,7 @@ class _Arrival(NamedTuple):
 def trace(runs: Mapping[str, tuple[Plan, Simulation]]) -> TraceEvents:
     """Combines simulated stages into one timeline for Perfetto.
 
-    Each entry of `runs` becomes a group with one track per rank. Below it, there are tracks for the weights and gradients that
+    Each entry of `runs` becomes a group with one track per rank. Tracks below that of a rank show the weights and gradients that
     the rank receives.
 
     Args:
@@ -158,7 +158,7 @@ def _each_rank(*times: Array | float) -> Array:
 
 
 def reforwarded_alone(plan: Plan) -> Array:
-    """Returns bool [L], True for layers that are recomputed in their backward use. Larger blocks have separate uses for it."""
+    """Returns bool [L], True for layers recomputed in their backward use. In larger blocks, recomputation has separate uses."""
     schedule = plan.header.schedule
     if not schedule.reforward or schedule.block_L is None:
         return np.full(plan.L, schedule.reforward)

@@ -21,7 +21,7 @@ from foremoe.simulate.token_traffic import counted_messages
 
 
 class Exchange(NamedTuple):
-    """Seconds of one dispatch per row. Combine and both exchanges of a backward pass send the same pairs, forth or back."""
+    """Seconds of one dispatch per row. Combine and both exchanges of a backward pass send the same pairs or send them back."""
 
     peer_N: Array  # busiest rank and direction
     rdma_N: Array  # busiest NIC and direction

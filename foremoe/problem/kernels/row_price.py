@@ -3,8 +3,8 @@
 A row dispatches its tokens, computes experts and combines outputs. Each of these steps takes as long as the busiest rank, link or
 NIC. Copies overlap with compute on links that exchanges leave free. A row does not know the copies of the rows before and after
 it. The formula assumes that these rows have as many copies as this row, on ranks drawn at random. Copies may start two rows
-ahead. If a link has `b` seconds of copies for this row and `a` seconds for its neighbour, both rows wait for (a + b) / 2 minus
-the time of one row.
+ahead. Let a link have `b` seconds of copies for this row and `a` seconds for its neighbour. Both rows then wait for (a + b) / 2
+minus the time of one row.
 """
 
 from typing import NamedTuple

@@ -30,8 +30,8 @@ class Anneal(HomeSolver):
 
     Replicas inside a node balance its ranks, but only replicas between nodes balance the nodes. The objective is therefore the
     largest node load per rank, summed over the micro-steps of the step. If there are no redundant slots, the objective is the
-    largest rank load instead. A sum of squares smooths it. Afterwards, experts are placed on the ranks of their node so that few
-    replicas are needed to balance these ranks.
+    largest rank load instead. A sum of squares smooths the objective. Afterwards, experts are placed on the ranks of their node
+    so that few replicas are needed to balance these ranks.
 
     Under ``"time"``, if source ranks are known, homes also move closer to their tokens. The objective then adds the time to
     dispatch every expert's pairs and is not smoothed. If replicas may go anywhere, balancing the homes costs more than it saves.
@@ -120,8 +120,8 @@ class Anneal(HomeSolver):
     def domains(self, problem: Problem) -> Array:
         """Returns the domain of every rank, int64 [G].
 
-        The domain is usually the rank's node. It is the rank itself if there are no redundant slots, or if homes move closer to
-        their tokens and replicas may go anywhere.
+        The domain is usually the node of the rank. The domain is the rank itself if there are no redundant slots, or if homes
+        move closer to their tokens and replicas may go anywhere.
         """
         by_rank = problem.R == 0 or (_located(problem) and not _bound(problem))
         return np.arange(problem.G) if by_rank else problem.cluster.node_of_rank_G.astype(np.int64)

@@ -56,7 +56,7 @@ class Cooling(NamedTuple):
 def scaled(load_ME: Array, domain_G: Array) -> Loads:
     """Returns the loads of a layer as integers. The weighted load of a domain is its load per rank.
 
-    Rounding errors are at most a millionth of a domain's mean, unless there are over a thousand micro-steps times domains.
+    Rounding errors are at most a millionth of a domain's mean if the product of micro-steps and domains is at most a thousand.
     """
     size_V = np.bincount(domain_G)
     steps = 1 if (size_V == size_V[0]).all() else _STEPS

@@ -21,15 +21,15 @@ from foremoe.workload.packing import AsGiven, sample_groups
 class ExpertAware(PackSolver):
     """Packs sequences for the shortest predicted stage. Simulated annealing moves and swaps them between micro-steps and ranks.
 
-    The objective follows the cost model. It is the sum of the attention time of the slowest rank per micro-step, the time for the
-    load of the busiest rank per row, and the dispatch time of pairs that leave their rank or node. Dispatch takes less time if a
-    sequence is on the node of its experts. Replicas make loads nearly even with any packing, so the excess of the busiest rank
-    over the mean counts only with the factor `skew_weight`. Replicas also shorten dispatch. With several nodes, each node is
-    assumed to serve its own experts and, for each redundant slot, one further expert that its sequences use most over the whole
-    step. Sequences that use similar experts therefore gather in a node, and the home level can move these experts there.
+    The objective follows the cost model. It adds up three times: attention of the slowest rank per micro-step, experts of the
+    busiest rank per row, and dispatch of pairs that leave their rank or node. Dispatch takes less time if a sequence is on the
+    node of its experts. Replicas make loads nearly even with any packing, so the excess of the busiest rank over the mean counts
+    only with the factor `skew_weight`. Replicas also shorten dispatch. With several nodes, each node is assumed to serve its own
+    experts and, for each redundant slot, one further expert that its sequences use most over the whole step. Sequences that use
+    similar experts therefore gather in a node, and the home level can move these experts there.
 
     The search alternates between packing sequences for given replicas and choosing replicas for given sequences. It starts from
-    the result of `AsGiven` or `BalancedTokens`, whichever has the better objective, and never ends with a worse one.
+    the better of the packings of `AsGiven` and `BalancedTokens`. The result is never worse than this start.
 
     Homes are contiguous unless they are passed to `solve`. The tables take 4 * Q * L * G and 4 * Q * min(L, 16) * E bytes. The
     objective is computed for an update stage of the trace's model. If the trace does not name a preset, qwen3-30b-a3b is used

@@ -35,7 +35,7 @@ class Case(NamedTuple):
 def count_copies(share_E, num, most_E):
     """Returns the number of copies of every expert, including its home, int64 [E].
 
-    One copy is added `num` times to the expert with the largest share per copy. No expert gets more than `most_E` copies.
+    A copy for the expert with the largest share per copy is added `num` times. No expert gets more than `most_E` copies.
     """
     copies_E, per_copy_E = np.ones(share_E.size, np.int64), share_E.copy()
     for _ in range(num):

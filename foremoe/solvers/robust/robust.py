@@ -37,7 +37,7 @@ class Robust(RankSolver):
     Attributes:
         spread: Load that is added to every expert, as a multiple of the mean expert load, at least 0. With n known scenarios, it
             is multiplied by sqrt(1 + 1/n).
-        noise: Standard deviation of the logarithm of samples divided by the expected load, from 0 to 100.
+        noise: Standard deviation of the logarithm of the ratio between samples and the expected load, from 0 to 100.
         samples: Number of samples for which the time of replicas is computed, at least 1.
     """
 

@@ -1,9 +1,9 @@
 """Replicas near tokens. Each group of nodes gets the experts that its tokens use most. Prices for ranks level the load.
 
-If an expert is not in the node of a token, the pair crosses nodes. With a replica in the node, it does not. If a token is sent
-once to each node that serves it, only the number of these nodes matters. A small group of nodes that holds most experts can serve
-its own tokens alone, so that a token is sent to a few nodes instead of nearly all. The nodes of a group are neighbours because
-the split law matches sources and slots in order of rank.
+If the home of a pair's expert is in another node, the pair crosses nodes unless the token's node holds a replica. If a token is
+sent once to each node that serves it, only the number of these nodes matters. A small group of nodes that holds most experts can
+serve its own tokens alone, so that a token is sent to a few nodes instead of nearly all. The nodes of a group are neighbours
+because the split law matches sources and slots in order of rank.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class Copies(NamedTuple):
 
 @inner_kernel
 def top_left(g, num_base, quota_GS):
-    """Returns the largest number of pairs that rank g still serves of one of its experts at home."""
+    """Returns the largest number of pairs that are left at home for any expert whose home is rank g."""
     top = quota_GS[g, 0]
     for b in range(1, num_base):
         top = max(top, quota_GS[g, b])

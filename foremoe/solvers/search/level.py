@@ -66,7 +66,7 @@ def _draw_weights(state, spread, weight_G):
 
 @kernel
 def search_row(goal, limit, rule, options, home_quota_GS, placed):
-    """Overwrites `placed` with the best result of several settlings that start from it, if its maximum load is at most `limit`.
+    """Overwrites `placed` with the best of several settlings that start from it, unless all exceed the maximum load `limit`.
 
     The goal is tried first. If ranks remain above the goal, it rises to the lower bound, and the target is bisected between this
     bound and the best maximum so far. After each failure, an exact split lowers the maximum. When the interval is used up, the
