@@ -33,8 +33,8 @@ class RankSolver(abc.ABC):
 
     `solve` must be a pure function of the configuration, the problem and `start`. `solve` is called only with R >= 1 and G >= 2.
     Rows may have zero load. `start` is a valid placement of this load: the static placement, the result of the previous level, or
-    a warm start. A solver may ignore `start`. Built-in solvers raise an InputError if it is invalid. The result must be canonical
-    (see `Placement`), and every pair must be served exactly once, by a slot that holds its expert.
+    a warm start. A solver may ignore `start`. Built-in solvers raise an InputError if `start` is invalid. The result must be
+    canonical (see `Placement`), and every pair must be served exactly once, by a slot that holds its expert.
     """
 
     level: ClassVar[str] = "rank"

@@ -181,7 +181,7 @@ def _of_slots(change: Change) -> bool:
 def stage_seconds(
     case: Case, of: Case, *, even: bool = False, num_threads: int | None = None, state_bytes: float = Anneal().state_bytes
 ) -> float:
-    """Returns the time in seconds in which `case` trains as many tokens per rank as `of` has.
+    """Returns the time in seconds in which `case` trains the number of tokens per rank that `of` has.
 
     The time includes moves of experts to other homes. `state_bytes` is the size of the optimizer state that moves with every
     weight.

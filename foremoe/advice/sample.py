@@ -18,7 +18,7 @@ MICRO_STEPS, LAYERS = 6, 12
 
 
 def sample(problem: Problem, micro_steps: int = MICRO_STEPS, layers: int = LAYERS, *, skewed: Problem | None = None) -> Problem:
-    """Returns a problem with at most `micro_steps` and `layers`, chosen evenly over the range of skews of `skewed`.
+    """Returns a problem with at most `micro_steps` micro-steps and `layers` layers, spread evenly over the skews of `skewed`.
 
     A small problem is returned unchanged. `skewed` defaults to `problem`.
     """

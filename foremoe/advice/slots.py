@@ -49,7 +49,7 @@ class SlotChoice:
 
     @property
     def redundant(self) -> int:
-        """The chosen R."""
+        """The chosen number of redundant slots per rank, R."""
         return self.problem.R
 
     def __str__(self) -> str:

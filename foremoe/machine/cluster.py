@@ -41,7 +41,7 @@ class Cluster(ArrayValue):
         nic_sharing: Number of ranks that share one NIC.
         dispatch: How tokens are sent. With ``"pairs"``, every (token, expert) pair is sent, as in a plain all-to-all. With
             ``"node"``, as in DeepEP and HybridEP, a token is sent once to every node that serves it. There, the rank with the
-            same local index forwards it once to every rank that serves it.
+            same local index forwards the token once to every rank that serves it.
         exchange_bytes_per_s: Bandwidth of ``"node"`` dispatch in a node, for one rank and direction. Defaults to that of copies.
         plain_bytes_per_s: Bandwidth of ``"pairs"`` dispatch in a node, a plain all-to-all. Defaults to that of copies.
         return_bytes_per_s: Bandwidth at which replica gradients are sent home and added there. Defaults to that of copies.

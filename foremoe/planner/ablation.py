@@ -82,8 +82,8 @@ def ablate(
         unpacked: Problem of the same batch, packed without the planner's pack level. If None, the pack level is never left out.
         exact_budget_s: Time limit of exact solvers, as for `compare`.
         progress: Function that is called with the progress, as for `compare`.
-        judge: Function that adds figures to a row, as for `compare`. It should use the static placement of `problem` as its
-            baseline.
+        judge: Function that returns further figures of a variant, as for `compare`. Its baseline should be the static placement
+            of `problem`.
 
     Returns:
         One dict per variant with ``levels`` (the level that was left out), ``redundant``, ``foresight``, the figures of

@@ -1,6 +1,6 @@
 """`parse`: reads solvers and planners from the strings of the command line, configuration files, plan headers and tables.
 
-The string is the repr of an object. It consists of calls of known classes with literal arguments, and nothing else is evaluated.
+The string is the repr of an object, which consists of calls of known classes with literal arguments. Nothing else is evaluated.
 ``parse(repr(x)) == x`` holds.
 """
 

@@ -96,7 +96,7 @@ class Planner:
         return all(solver.keeps_homes for solver in self.rank)
 
     def refusal(self, problem: Problem) -> str | None:
-        """Returns the reason why a rank solver cannot plan `problem`, such as a missing module, or None if all solvers can."""
+        """Returns the reason why a rank solver cannot plan `problem`, for example a missing module. None if all solvers can."""
         missing = [name for solver in self.rank for name in solver.requires if importlib.util.find_spec(name) is None]
         if missing:
             return f"needs {', '.join(missing)}; pip install 'foremoe[exact]'"

@@ -19,7 +19,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LevelSummary:
-    """Statistics of one rank solver in one run of the planner.
+    """Statistics of one rank solver, or of the start, in one run of the planner.
 
     Attributes:
         solver: Repr of the solver, or "start" for the placement that planning started from.

@@ -49,8 +49,8 @@ class Rerouted:
 
     Attributes:
         share: Share of (token, layer) choices that differ, from 0 (exact foresight) to 1.
-        how: With "swap", one of the token's experts is replaced by another one. With "redraw", all of them are replaced. Experts
-            are drawn with probabilities in proportion to their load.
+        how: With "swap", one of the token's experts is replaced by another one. With "redraw", all of them are drawn again.
+            Experts are drawn with probabilities in proportion to their load.
         seed: Seed of the draw, an integer >= 0. The draw of a micro-step does not depend on the number of micro-steps.
 
     Example:

@@ -139,7 +139,7 @@ def check_placement(
 
 @kernel
 def laws_hold(expert_NGS, quota_NGS, load_NE, home_LE, node_G, keeps_homes):
-    """Returns True if `check_placement` finds nothing. Reads every slot once. A replica must have the `node_G` of its home."""
+    """Returns True if `check_placement` finds nothing. Reads every slot once. A replica must be in the `node_G` of its home."""
     N, G, S = expert_NGS.shape
     L, E = home_LE.shape
     B = E // G

@@ -70,7 +70,8 @@ class Problem(ArrayValue, Derived):
         replicas: Ranks that may hold a replica: ``"any"`` rank, or only ranks in the ``"node"`` of its home.
         home_LE: Home slot g*B + b of every expert, int32. The entries of a layer are a permutation.
         load_MLE: Number of (token, expert) pairs of each expert, int32.
-        load_MLGE: Number of pairs of each expert by source rank, int32. If None, prices of dispatch assume that sources are even.
+        load_MLGE: Number of pairs of each expert by source rank, int32. If None, dispatch is priced as if all ranks sent equally
+            many.
         tokens_MG: Number of tokens per source rank, int32. If None, the cost model has no compute before the experts.
         attention_MG: Sum of squared sequence lengths per source rank, float64, or None.
         moe_layer_L: Indices of the planned layers among all layers of the model, int32.

@@ -86,7 +86,7 @@ def late_s(busiest, rates):
 
 @kernel
 def exposed_s(peer_fan, rdma_fan, rates):
-    """Returns a lower bound of a row's exposed seconds if one rank sends or receives these numbers of replicas."""
+    """Returns a lower bound of a row's exposed seconds if one rank sends or receives `peer_fan` and `rdma_fan` replicas."""
     forward_s = max(peer_fan * rates.copy_peer_s, rdma_fan * rates.copy_rdma_s)
     near_s = back_s(peer_fan, 0, rates.copy_peer_s, rates.gradient_peer_s, rates)
     far_s = back_s(rdma_fan, 0, rates.copy_rdma_s, rates.gradient_rdma_s, rates)

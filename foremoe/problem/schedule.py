@@ -194,13 +194,13 @@ class Schedule(ArrayValue):
 
     @staticmethod
     def accumulate(num_micro_steps: int, reforward: bool = False) -> Schedule:
-        """Returns the schedule of gradient accumulation without a pipeline. Every forward pass precedes its backward pass."""
+        """Returns the schedule of gradient accumulation without a pipeline. Each micro-step runs forward and then backward."""
         steps = range(whole(num_micro_steps, "num_micro_steps"))
         return _schedule([(m, phase, 0) for m in steps for phase in (Phase.FORWARD, Phase.BACKWARD)], reforward=reforward)
 
     @staticmethod
     def plain(stage: str, num_micro_steps: int, reforward: bool = False) -> Schedule:
-        """Returns a stage's default schedule, which is `accumulate` for ``"update"`` and `forward_only` for other stages."""
+        """Returns a stage's default schedule: `accumulate` for ``"update"``, else `forward_only`, which ignores `reforward`."""
         return Schedule.accumulate(num_micro_steps, reforward) if stage == "update" else Schedule.forward_only(num_micro_steps)
 
     @staticmethod

@@ -39,7 +39,7 @@ def require_start(problem: Problem, start: Placement) -> None:
 
 
 def edit_rows(start: Placement, rows: Callable[[int, int, Array, Array], object]) -> Placement:
-    """Returns `start` after ``rows(low, high, expert_NGS, quota_NGS)`` has edited it. A cancellation leaves rows unchanged."""
+    """Returns `start`, edited by ``rows(low, high, expert_NGS, quota_NGS)``. Rows that a cancellation skips are unchanged."""
     expert_NGS, quota_NGS = start.expert_NGS.copy(), start.quotas_NGS.copy()
     # A row of many ranks takes up to a quarter of a second. A block has few such rows, so that a cancellation takes effect soon.
     block = max(1, min(256, 4096 // expert_NGS.shape[1]))

@@ -1,4 +1,4 @@
-"""`Greedy`: repeatedly evens out the most and the least loaded rank."""
+"""`Greedy`: repeatedly evens out the loads of the most and the least loaded rank."""
 
 from dataclasses import dataclass
 

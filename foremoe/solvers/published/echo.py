@@ -1,4 +1,4 @@
-"""`Echo`: clones hot experts into slots of ranks with room, as found by bin packing."""
+"""`Echo`: clones hot experts into slots of ranks with room. Bin packing chooses the ranks."""
 
 from dataclasses import dataclass
 

@@ -14,7 +14,7 @@ from foremoe.solvers.split.kernels import split_row
 
 @kernel
 def lplb_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
-    """Solves one row of `Lplb` (see `RowSolver.edit`). Slot r of the rank at position i of its ring copies from i + 2^r."""
+    """Solves one row of `Lplb` (see `RowSolver.edit`). Slot r of the rank at position i of a ring serves position i + 2^r."""
     G, S = expert_GS.shape
     hot_G = np.full(G, -1, np.int64)
     for g in range(G):

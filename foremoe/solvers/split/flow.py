@@ -50,7 +50,7 @@ def link_slots(num_experts, expert_GS):
 
 @kernel
 def split_row(target, limit, num_base, placed):
-    """Changes the split, as little as possible, to the smallest maximum rank load that is at least `target`.
+    """Finds the split with the smallest maximum rank load that is at least `target`. Works in place and with few changes.
 
     Any split may be given. Returns the maximum. If the maximum exceeds `limit`, returns -1 and leaves the split unfinished.
     """
@@ -67,8 +67,8 @@ def split_linked(target, limit, single, links, placed):
     Overloaded ranks push load to ranks below the target along residual paths. Each edge of a path leads from one slot to another
     slot of the same expert. All paths that a breadth-first search finds are used. If no path is left, the ranks that the search
     has reached hold only experts that have no slot on other ranks. No split can then be better than ceil(load of these ranks /
-    number of these ranks), which becomes the new target. This is Newton's method on the minimum cut. With `single`, only the most
-    loaded rank pushes, along one path per search.
+    number of these ranks), which becomes the new target. This is Newton's method on the minimum cut. If `single` is set, only the
+    most loaded rank pushes, along one path per search.
     """
     load_G = placed.load_G
     G = load_G.size
