@@ -1,7 +1,7 @@
 """Repacking, which exchanges samples between the micro-batches of the same rank to shorten the predicted stage.
 
-It works like `ExpertAware`, but only moves sequences within their rank. Its cost has the attention of the slowest rank and the
-pairs of the busiest rank, because the source ranks of pairs do not change.
+It works like `ExpertAware`, but only moves sequences within their rank. The cost consists of the attention of the slowest rank
+and the pairs of the busiest rank. The source ranks of pairs do not change.
 """
 
 from typing import NamedTuple
