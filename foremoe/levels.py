@@ -1,7 +1,7 @@
-"""Interfaces of the planner's levels. Pass instances of their subclasses to `Planner`.
+"""Interfaces of the planner's levels. `Planner` takes instances of their subclasses.
 
-A solver is a frozen dataclass that holds its configuration, and its repr is its name in tables and files. It solves all rows at
-once with a pure function. `level` names the level of an instance, for `Planner.using` and for entry points.
+A solver is a frozen dataclass that holds its configuration. Its repr is its name in tables and files. It solves all rows at once
+with a pure function. The attribute `level` names the solver's level, for `Planner.using` and for entry points.
 """
 
 import abc
@@ -19,7 +19,7 @@ __all__ = ["HomeSolver", "PackSolver", "PathSolver", "RankSolver", "SplitSolver"
 
 
 class HomeSolver(abc.ABC):
-    """The *home* level, which assigns experts to home slots with one permutation per layer, for a whole step."""
+    """The *home* level, which assigns experts to home slots for a whole step, with one permutation per layer."""
 
     level: ClassVar[str] = "home"
 
@@ -31,10 +31,10 @@ class HomeSolver(abc.ABC):
 class RankSolver(abc.ABC):
     """The *rank* level (and the *node* level), which chooses replicas, and usually quotas, for every row.
 
-    `solve` must be a pure function of the configuration, the problem and `start`. It is called only with R >= 1 and G >= 2. Rows
-    may have zero load. `start` is a valid placement of this load: the static placement, the result of the previous level, or a
-    warm start. A solver may ignore it. Built-in solvers refuse an invalid `start` with an InputError. The result is canonical
-    (see `Placement`), and every pair is served exactly once by a slot that holds its expert.
+    `solve` must be a pure function of the configuration, the problem and `start`. `solve` is called only with R >= 1 and G >= 2.
+    Rows may have zero load. `start` is a valid placement of this load: the static placement, the result of the previous level, or
+    a warm start. A solver may ignore `start`. Built-in solvers raise an InputError if `start` is invalid. The result must be
+    canonical (see `Placement`), and every pair must be served exactly once, by a slot that holds its expert.
     """
 
     level: ClassVar[str] = "rank"
@@ -51,7 +51,7 @@ class RankSolver(abc.ABC):
     def refusal(self, problem: Problem) -> str | None:
         """Returns one sentence that says why the solver cannot plan a problem of this size, or None if it can.
 
-        `solve` raises it as an InputError. `compare` and `simulate_systems` skip the solver and show the sentence.
+        `solve` raises an InputError with this sentence. `compare` and `simulate_systems` skip the solver and show the sentence.
         """
         return None
 
@@ -78,7 +78,8 @@ class PathSolver(abc.ABC):
 
     @abc.abstractmethod
     def solve(self, problem: Problem, transfers: TransferList) -> TransferList:
-        """Returns the same copies with `link_C` and `src_C` chosen. `src_C` is a rank that holds the expert, or -1 for the host.
+        """Returns the same copies with chosen `link_C` and `src_C`. A source is a rank that holds the expert, or -1 for the host.
 
-        It must be pure and deterministic: when all ranks plan together, each rank chooses by itself, and all choices must agree.
+        The method must be pure and deterministic. When all ranks plan together, each rank chooses by itself, and all choices must
+        agree.
         """

@@ -1,4 +1,4 @@
-"""Advice from simulated stages on the number of redundant slots and on what to change next."""
+"""Advice on the number of redundant slots and on what to change next, based on simulated stages."""
 
 from foremoe.advice.changes import Advice, Case, Change, advise
 from foremoe.advice.slots import SlotChoice, SlotOption, choose_slots

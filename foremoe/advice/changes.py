@@ -1,4 +1,4 @@
-"""`advise`: recommends what to change next, judged by simulated stages."""
+"""`advise`: simulates stages with possible changes and recommends one of the changes."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
@@ -25,7 +25,7 @@ LEAST_USE = 0.02
 
 
 class Case(NamedTuple):
-    """A problem with the trainer around its stage."""
+    """A problem, with the trainer around the stage that it describes."""
 
     problem: Problem
     trainer: Trainer
@@ -33,11 +33,11 @@ class Case(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One possible change, with the gain of the simulated stage.
+    """One possible change, with the gain that the simulated stage shows.
 
     Attributes:
         name: The change in words, for example ``"R = 2"``.
-        speedup: Throughput with the change over throughput without it, both planned by the default `Planner`.
+        speedup: Throughput with the change divided by throughput without it. The default `Planner` plans both.
         cost: Cost or requirement of the change, in words.
         case: The case after the change.
         fits: Whether the changed case fits into the memory of a rank.
@@ -52,14 +52,15 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """Recommended change with the figures that led to it, as returned by `advise`.
+    """Recommended change with the figures on which `advise` bases it.
 
     Attributes:
-        speedup: Speed-up of the planned case over experts at home without redundant slots.
-        even_gain: Relative throughput that even routing would still add.
-        fit: Memory of the fullest rank with experts at home and buffers.
-        fits_bare: Whether the case fits without redundant slots. If it does not, fewer slots do not help.
-        changes: All changes that were tried. Changes of the number of slots come first, then all other changes by gain.
+        speedup: Speed-up of the planned case over static placement without redundant slots.
+        even_gain: Relative throughput that even routing would add to the planned case.
+        fit: Memory of the fullest rank with all experts at home, including buffers.
+        fits_bare: Whether the case fits into memory without redundant slots. If it does not, fewer slots do not help.
+        changes: All changes that were tried. Changes of the number of slots come first, followed by all other changes in order of
+            gain.
         slots: Result of `choose_slots`.
     """
 
@@ -74,8 +75,8 @@ class Advice:
     def best(self) -> Change | None:
         """The recommended change, or None if no change gains 1 %.
 
-        A change that makes the case fit comes first, then the number of slots, then the largest gain. Slots come before other
-        changes because they work in every trainer. `choose_slots` gives their number.
+        A change that makes the case fit into memory has priority, then the number of slots, then the change with the largest
+        gain. Slots have priority over other changes because they work in every trainer. `choose_slots` finds the number of slots.
         """
         if not self.fit.fits:
             fitting = [change for change in self.changes if change.name == RECOMPUTE and change.fits]
@@ -123,21 +124,21 @@ def advise(
     redealt: Mapping[str, Case] | None = None, speedup: float | None = None, num_threads: int | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> Advice:  # fmt: skip
-    """Tries changes of the case one at a time and recommends one of them.
+    """Tries changes of the present case one at a time and recommends one of them.
 
-    The changes are other numbers of redundant slots, homes from `Anneal`, the other dispatch, activation recomputation
-    on or off, and the cases in `redealt`. For other homes, moving weights and optimizer state counts once per stage. The default
-    planner plans each change on a sample of its stage, which is then simulated.
+    The changes are other numbers of redundant slots, homes from `Anneal`, the other dispatch, activation recomputation on or off,
+    and the cases in `redealt`. If experts get other homes, the time to move weights and optimizer state counts once per stage.
+    For each change, the default planner plans a sample of the stage, which is then simulated.
 
     Args:
         problem: The present case.
-        trainer: Optimizer, number of EP groups, and time outside the stage. Defaults to ``Trainer()``.
+        trainer: Optimizer, number of EP groups and time outside the stage. Defaults to ``Trainer()``.
         slots: Result of `choose_slots` for this problem and trainer. If None, `choose_slots` is called.
-        redealt: Further cases by name, which have the same routing but other micro-steps or EP degrees. They are compared by
-            tokens per second and rank.
-        speedup: Speed-up of the whole simulated stage with the plan, if it is known. Defaults to the speed-up of the sample.
+        redealt: Further cases, keyed by name, with the same routing but other micro-steps or another EP degree. They are compared
+            by tokens per second and rank.
+        speedup: Speed-up of the whole stage with the plan, if it has been simulated. Defaults to the speed-up of the sample.
         num_threads: Number of planning threads. Defaults to all cores.
-        progress: Called with (change, changes done, number of changes).
+        progress: Function that is called with (change, changes done, number of changes).
 
     Raises:
         InputError: The problem has no counts by source rank.
@@ -180,9 +181,10 @@ def _of_slots(change: Change) -> bool:
 def stage_seconds(
     case: Case, of: Case, *, even: bool = False, num_threads: int | None = None, state_bytes: float = Anneal().state_bytes
 ) -> float:
-    """Returns the time in seconds in which `case` trains as many tokens per rank as `of` has.
+    """Returns the time in seconds in which `case` trains the number of tokens per rank that `of` has.
 
-    This includes moves to other homes. `state_bytes` is the size of the state that is moved with every weight.
+    The time includes moves of experts to other homes. `state_bytes` is the size of the optimizer state that moves with every
+    weight.
     """
     problem = case.problem
     # Other homes have other skews, but the same rows must be compared.
@@ -229,6 +231,6 @@ def _changes(case: Case, slots: SlotChoice) -> Iterator[tuple[str, str, Case]]:
 
 
 def experts_moved(problem: Problem, home_LE: Array) -> str:
-    """Returns the mean number of experts per layer that change their rank, as text. The text is empty if there are none."""
+    """Returns a text with the mean number of experts per layer whose home changes its rank, or an empty text if none does."""
     moved = float((problem.home_LE // problem.B != home_LE // problem.B).sum()) / problem.L
     return f"{moved:.0f}" if moved >= 1.0 else f"{moved:.1f}" if moved >= 0.1 else "under 0.1" if moved else ""

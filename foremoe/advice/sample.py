@@ -1,4 +1,4 @@
-"""Samples of a stage, with which many cases can be simulated quickly."""
+"""Samples of a stage, which are small enough that many cases can be simulated quickly."""
 
 import dataclasses
 from typing import NamedTuple
@@ -18,7 +18,7 @@ MICRO_STEPS, LAYERS = 6, 12
 
 
 def sample(problem: Problem, micro_steps: int = MICRO_STEPS, layers: int = LAYERS, *, skewed: Problem | None = None) -> Problem:
-    """Returns a problem with at most this many micro-steps and layers, chosen evenly over the range of skews of `skewed`.
+    """Returns a problem with at most `micro_steps` micro-steps and `layers` layers, spread evenly over the skews of `skewed`.
 
     A small problem is returned unchanged. `skewed` defaults to `problem`.
     """
@@ -33,20 +33,20 @@ def sample(problem: Problem, micro_steps: int = MICRO_STEPS, layers: int = LAYER
 
 
 class Whole(NamedTuple):
-    """Estimate of a whole stage from a sample, as the time spent once and the time per micro-step, both in seconds."""
+    """Estimated time of a whole stage, as a part that is spent once and a part per micro-step, both in seconds."""
 
     once_s: float
     each_s: float
 
     def seconds(self, micro_steps: float) -> float:
-        """Returns the time of this many micro-steps in seconds."""
+        """Returns the estimated time in seconds of a stage with this number of micro-steps."""
         return self.once_s + micro_steps * self.each_s
 
 
 def whole_stage(problem: Problem, part: Problem, run: Simulation, trainer: Trainer) -> Whole:
     """Estimates the whole stage of a problem from the timeline of `part`, which is a `sample` of the problem.
 
-    Exposed copies of the first micro-step and exposed gradients of the last micro-step count once.
+    Exposed copies of the first micro-step and exposed gradient returns of the last micro-step count once.
     """
     begin_s, end_s = (float(run.end_U[run.micro_step_U == m].max()) for m in (0, part.M - 1))
     steady_s = (end_s - begin_s) / (part.M - 1) if part.M > 1 else end_s

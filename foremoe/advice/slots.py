@@ -1,4 +1,4 @@
-"""`choose_slots`: finds how many redundant slots pay off, from simulated stages of sampled rows."""
+"""`choose_slots`: finds the number of redundant slots that pays off, from simulated stages of sampled rows."""
 
 import dataclasses
 from collections.abc import Callable
@@ -21,10 +21,10 @@ class SlotOption:
     """One number of redundant slots per rank.
 
     Attributes:
-        redundant: R.
-        stage_s: Seconds of the whole simulated stage, estimated from the sample.
+        redundant: R, the number of redundant slots per rank.
+        stage_s: Time of the whole stage in seconds, estimated from the simulated sample.
         speedup: Speed-up over the stage without redundant slots.
-        buffer_bytes: Memory of the buffers on every rank: weights and, in update, float32 gradients.
+        buffer_bytes: Memory of the buffers on every rank in bytes. They hold weights and, in update stages, float32 gradients.
         fits: Whether the buffers fit into a rank's memory.
     """
 
@@ -49,7 +49,7 @@ class SlotChoice:
 
     @property
     def redundant(self) -> int:
-        """The chosen R."""
+        """The chosen number of redundant slots per rank, R."""
         return self.problem.R
 
     def __str__(self) -> str:
@@ -64,15 +64,15 @@ def choose_slots(
 ) -> SlotChoice:  # fmt: skip
     """Chooses the number of redundant slots per rank, from 0, 1, 2, 4 and so on.
 
-    Plans and simulates a sample of 6 micro-steps and 12 layers with each number, without moving homes. A larger number is chosen
-    if each further slot shortens the simulated stage by `LEAST_GAIN` and the buffers fit into a rank's memory. The search ends
-    at a number that is not chosen. With several nodes, a few slots may gain nothing although more slots gain much. The search
-    then also tries the next number, and every number up to B, the number of experts at home on a rank.
+    For each number, plans and simulates a sample of 6 micro-steps and 12 layers, without moving homes. A larger number is chosen
+    if each further slot shortens the simulated stage by `LEAST_GAIN` and the buffers fit into a rank's memory. The search ends at
+    the first number that is not chosen. With several nodes, a few slots may gain nothing although more slots gain much. The
+    search then also tries the next number, and all numbers up to B, the number of experts at home on a rank.
 
     Args:
-        problem: Problem to choose slots for. Its own number of slots is ignored.
-        trainer: Optimizer state and number of groups that share it, as for `rank_memory`.
-        progress: Called with (numbers tried, numbers to try).
+        problem: Problem to choose slots for. The number of slots that it has is ignored.
+        trainer: Optimizer state and number of EP groups that share it, as for `rank_memory`.
+        progress: Function that is called with (numbers tried, numbers to try).
 
     Raises:
         InputError: The problem has no counts by source rank, which the simulator needs.
@@ -117,5 +117,5 @@ def choose_slots(
 
 
 def over(base_s: float, seconds: float) -> float:
-    """Returns the speed-up, or 1 if `seconds` is 0."""
+    """Returns the speed-up of `seconds` over `base_s`, or 1 if `seconds` is 0."""
     return base_s / seconds if seconds > 0.0 else 1.0

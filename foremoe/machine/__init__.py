@@ -1,4 +1,4 @@
-"""Sizes and rates of model, machine and trainer, with presets."""
+"""The sizes of models, the speeds of machines and the settings of trainers, with presets."""
 
 from foremoe.machine.cluster import Cluster
 from foremoe.machine.model import Model

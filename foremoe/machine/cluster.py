@@ -28,45 +28,46 @@ class Cluster(ArrayValue):
     Attributes:
         name: Type of node.
         num_ranks: G, the number of ranks in the EP group.
-        node_of_rank_G: int32 [G], the node of each rank. Nodes are numbered from 0. Defaults to eight ranks per node, in order.
+        node_of_rank_G: int32 [G], the node of each rank. Nodes are numbered from 0, and have eight ranks by default.
         flops_per_s: Peak dense FLOP/s of one rank at the precision of its GEMMs.
-        compute_efficiency: Share of that peak that grouped expert GEMMs reach, in (0, 1].
-        slot_overhead_s: Fixed time in seconds per busy slot and pass, for launching a small GEMM and for unfilled tiles.
+        compute_efficiency: Share of `flops_per_s` that grouped GEMMs of experts reach, in (0, 1].
+        slot_overhead_s: Fixed time in seconds per pass and busy slot, for the launch of a small GEMM and for unfilled tiles.
         peer_bytes_per_s: Bandwidth between two ranks of a node.
-        rdma_bytes_per_s: Bandwidth between one NIC and another node, shared by `nic_sharing` ranks.
-        host_bytes_per_s: Bandwidth from pinned host memory to one rank, or 0 without host stores.
+        rdma_bytes_per_s: Bandwidth between one NIC and another node. The `nic_sharing` ranks of the NIC share it.
+        host_bytes_per_s: Bandwidth from pinned host memory to one rank, or 0 if there are no host stores.
         peer_latency_s: Fixed time in seconds per copy inside a node.
         rdma_latency_s: Fixed time in seconds per copy between nodes.
         host_latency_s: Fixed time in seconds per copy from host memory.
         nic_sharing: Number of ranks that share one NIC.
         dispatch: How tokens are sent. With ``"pairs"``, every (token, expert) pair is sent, as in a plain all-to-all. With
-            ``"node"``, as in DeepEP and HybridEP, a token is sent once to every node that serves it, to the rank with the same
-            local index. From there, it is sent once to every rank that serves it.
-        exchange_bytes_per_s: Bandwidth of the kernels of ``"node"`` dispatch inside a node, for one rank and direction. Defaults
-            to the bandwidth of copies.
-        plain_bytes_per_s: The same for ``"pairs"`` dispatch, a plain all-to-all. Defaults to the bandwidth of copies.
-        return_bytes_per_s: Bandwidth of replica gradients inside a node and between nodes. They are added where they arrive.
-            Defaults to the bandwidth of copies.
+            ``"node"``, as in DeepEP and HybridEP, a token is sent once to every node that serves it. There, the rank with the
+            same local index forwards the token once to every rank that serves it.
+        exchange_bytes_per_s: Bandwidth of ``"node"`` dispatch in a node, for one rank and direction. Defaults to that of copies.
+        plain_bytes_per_s: Bandwidth of ``"pairs"`` dispatch in a node, a plain all-to-all. Defaults to that of copies.
+        return_bytes_per_s: Bandwidth at which replica gradients are sent home and added there. Defaults to that of copies.
         copy_contention: Compute time lost per second of concurrent copying, in [0, 1].
         memory_bytes: Accelerator memory of one rank.
         memory_bytes_per_s: Bandwidth of that memory, which limits the optimizer. If None, the optimizer takes no time.
-        attention_efficiency: Share of the peak that attention reaches, in (0, 1]. Defaults to that of the experts.
-        score_flops_per_s: FLOP/s of attention scores and values at any GEMM precision. Defaults to that of the projections.
-        backward_ratio: Backward time of the experts divided by their forward time. It is 2 if only GEMMs count.
-        slot_backward_s: Fixed time in seconds per busy slot in the backward pass, which reads and writes sums of weight
-            gradients. Defaults to `backward_ratio` times `slot_overhead_s`.
-        attention_backward_ratio: Backward over forward time of the work before the experts. Defaults to that of the experts.
-        layer_overhead_s: Fixed time per layer and forward pass besides attention and experts (router, norms, launches).
-        pair_overhead_s: Time per (token, expert) pair and forward pass besides its GEMMs (permutation, activation).
-        element_overhead_s: Time per element of a token's activation, layer and forward pass besides GEMMs and scores
-            (norms, residuals, router, permutation, activation, quantisation).
+        attention_efficiency: Share of `flops_per_s` that attention reaches, in (0, 1]. Defaults to `compute_efficiency`.
+        score_flops_per_s: FLOP/s that attention reaches for scores and values, whatever the precision of GEMMs. Defaults to the
+            FLOP/s of the projections.
+        backward_ratio: Backward time of the experts divided by their forward time. The ratio is 2 for GEMMs alone.
+        slot_backward_s: Fixed time in seconds per backward pass and busy slot, to read and write sums of weight gradients.
+            Defaults to `backward_ratio` times `slot_overhead_s`.
+        attention_backward_ratio: Backward time divided by forward time of the work before the experts. Defaults to
+            `backward_ratio`.
+        layer_overhead_s: Fixed seconds per layer and forward pass for work besides attention and experts (router, norms,
+            launches).
+        pair_overhead_s: Seconds per (token, expert) pair and forward pass for work besides GEMMs (permutation, activation).
+        element_overhead_s: Seconds of a layer's forward pass per element of a token's activation, for work besides GEMMs and
+            scores (norms, residuals, router, permutation, activation, quantisation).
         tile_pairs: Number of pairs in a tile of a grouped GEMM. The pairs of a slot are rounded up to whole tiles.
-        host_layer_s: Host time per layer and forward pass if the host cannot run ahead (see `foremoe.machine.host`).
-        planned_layer_s: Time that a plan with replicas adds to a layer in each forward pass, because tokens are remapped.
-        planned_token_s: Additional time of the same kind per token of a rank.
+        host_layer_s: Host time in seconds per layer and forward pass if the host cannot run ahead (see `foremoe.machine.host`).
+        planned_layer_s: Seconds that a plan with replicas adds to each forward pass of a layer, because tokens are remapped.
+        planned_token_s: Additional time in seconds per token of a rank for this remapping.
         precision: Label for the precision of GEMMs. Only `flops_per_s` and the overheads have an effect.
-        calibrated: Whether the figures were fitted on real hardware and the fit passed `foremoe.calibrate.gate`.
-        residual: Largest ``|fitted - measured| / measured`` of the fit, or None if it is not known or nothing was fitted.
+        calibrated: Whether the figures were fitted to measurements on real hardware and the fit passed `foremoe.calibrate.gate`.
+        residual: Largest ``|fitted - measured| / measured`` of the fit, or None if there was no fit or the value is not known.
         source: Origin of the figures.
 
     Raises:
@@ -129,13 +130,13 @@ class Cluster(ArrayValue):
 
         Args:
             num_ranks: Any number of ranks. The last node may be smaller.
-            ranks_per_node: Number of ranks per node. Defaults to that of the preset.
+            ranks_per_node: Number of ranks per node. Defaults to the number in the preset.
             dispatch: Kind of dispatch, ``"pairs"`` or ``"node"``.
             host_store: Whether weights may come from host memory. If False, ``host_bytes_per_s`` is 0.
             precision: Precision of GEMMs, ``"bf16"``, or ``"fp8"`` if the GPU supports it.
 
         Raises:
-            InputError: There is no such preset (the message lists all), or a number is out of range.
+            InputError: The preset does not exist (the message lists all presets), or a number is out of range.
 
         Example:
             >>> foremoe.Cluster.preset("8xh100", num_ranks=16).node_of_rank_G.tolist()
@@ -158,7 +159,7 @@ class Cluster(ArrayValue):
     def from_dict(cls, table: Mapping[str, Any], where: str = "cluster") -> Self:
         """Creates a cluster from a table of fields.
 
-        Nodes come from ``num_ranks`` and ``ranks_per_node``, or from a list ``node_of_rank``, which makes ``num_ranks`` optional.
+        The table has either ``num_ranks`` and ``ranks_per_node``, or a list ``node_of_rank`` with an optional ``num_ranks``.
 
         Raises:
             InputError: Keys are unknown or missing, or `Cluster` refuses a field. The message starts with `where`.
@@ -184,13 +185,13 @@ class Cluster(ArrayValue):
 
     @classmethod
     def from_toml(cls, path: str | os.PathLike[str]) -> Self:
-        """Reads a cluster from a file written by `to_toml`. Raises InputError if it does not exist or `from_dict` refuses it."""
+        """Reads a cluster from a file of `to_toml`. Raises InputError if the file is missing or `from_dict` refuses it."""
         return cls.from_dict(fields.read(path), where=repr(os.fspath(path)))
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the fields as plain numbers, text and lists, so that ``Cluster.from_dict(c.to_dict()).same_as(c)``.
+        """Returns the fields as plain numbers, text and lists. ``Cluster.from_dict(c.to_dict()).same_as(c)`` is True.
 
-        Fields that only a fit can know, and the field ``dispatch``, are left out if they have their default.
+        The field ``dispatch`` and the fields that only a fit can determine are left out if they have their default values.
         """
         table: dict[str, Any] = {"name": self.name, "num_ranks": self.num_ranks}
         if np.array_equal(self.node_of_rank_G, nodes_in_order(self.num_ranks, self.ranks_per_node)):
@@ -205,9 +206,9 @@ class Cluster(ArrayValue):
         fields.write(path, self.to_dict())
 
     def with_ranks(self, num_ranks: int, ranks_per_node: int) -> Self:
-        """Returns the same kind of cluster with another number of ranks, in nodes of `ranks_per_node` filled in order.
+        """Returns a cluster with the same speeds and another number of ranks, which fill nodes of `ranks_per_node` in order.
 
-        The new cluster counts as not calibrated if it has a kind of link, inside or between nodes, that was not measured.
+        The new cluster does not count as calibrated if it has a kind of link (inside or between nodes) that was not measured.
         """
         other = dataclasses.replace(self, num_ranks=num_ranks, node_of_rank_G=nodes_in_order(num_ranks, ranks_per_node))
         linked = other.num_nodes <= self.num_nodes and (other.ranks_per_node == 1 or self.ranks_per_node > 1)
@@ -215,7 +216,7 @@ class Cluster(ArrayValue):
 
     @property
     def standing(self) -> str:
-        """Text that says how far to trust predicted times: whether they are calibrated, and the residual of the fit."""
+        """Text that says whether predicted times are calibrated and how large their error is, as far as it is known."""
         if self.residual is None:
             error = f"median error {100 * TYPICAL_ERROR:.0f} %"
             return "calibrated, residual not recorded" if self.calibrated else f"uncalibrated, {error}"
@@ -233,7 +234,7 @@ class Cluster(ArrayValue):
 
     @property
     def nic_of_rank_G(self) -> Array:
-        """int64 [G], the NIC of every rank. Groups of `nic_sharing` ranks of a node share one NIC, in rank order."""
+        """int64 [G], the NIC of every rank. In rank order, each group of `nic_sharing` ranks of a node shares one NIC."""
         nic_G, first = np.empty(self.num_ranks, np.int64), 0
         for node in range(self.num_nodes):
             ranks = np.flatnonzero(self.node_of_rank_G == node)
@@ -263,24 +264,24 @@ class Cluster(ArrayValue):
 
     @property
     def exchange_latency_s(self) -> float:
-        """Fixed time in seconds of an exchange between all ranks. It is that of the slowest kind of link, or 0 for one rank."""
+        """Fixed time in seconds of an exchange between all ranks, set by the slowest kind of link. It is 0 for one rank."""
         if self.num_ranks == 1:
             return 0.0
         return self.rdma_latency_s if self.num_nodes > 1 else self.peer_latency_s
 
     @property
     def kernel_bytes_per_s(self) -> float:
-        """Bandwidth of an exchange inside a node, for one rank and direction."""
+        """Bandwidth that an exchange reaches inside a node, for one rank and direction."""
         own = self.exchange_bytes_per_s if self.dispatch == "node" else self.plain_bytes_per_s
         return self.peer_bytes_per_s if own is None else own
 
     @property
     def rdma_bytes_per_s_per_rank(self) -> float:
-        """Bandwidth between nodes for one rank and direction if all ranks of its NIC send at once."""
+        """Bandwidth between nodes for one rank and direction if all ranks that share its NIC send at once."""
         return self.rdma_bytes_per_s / self.nic_sharing
 
     def copy_seconds(self, num_bytes: float) -> tuple[float, float, float]:
-        """Returns the seconds for one rank to copy `num_bytes` inside its node, between nodes, and from a host store (or inf)."""
+        """Returns the seconds of copying `num_bytes` to a rank in its node, between nodes, and from a host store (or inf)."""
         return (
             num_bytes / self.peer_bytes_per_s + self.peer_latency_s,
             num_bytes / self.rdma_bytes_per_s_per_rank + self.rdma_latency_s,
@@ -288,7 +289,7 @@ class Cluster(ArrayValue):
         )
 
     def return_seconds(self, num_bytes: float) -> tuple[float, float]:
-        """Returns the seconds to return a replica gradient of `num_bytes` from one rank, inside its node and between nodes."""
+        """Returns the seconds of sending a replica gradient of `num_bytes` home, inside a node and between nodes."""
         own = np.inf if self.return_bytes_per_s is None else self.return_bytes_per_s
         peer, rdma = min(self.peer_bytes_per_s, own), min(self.rdma_bytes_per_s_per_rank, own)
         return num_bytes / peer + self.peer_latency_s, num_bytes / rdma + self.rdma_latency_s

@@ -46,7 +46,7 @@ def nodes_in_order(num_ranks: int, ranks_per_node: int) -> Array:
 
 
 def checked_nodes(node_of_rank_G: Array | None, num_ranks: int) -> Array:
-    """Returns the node of each rank, int32 [G], read-only. By default, nodes of `NODE_SIZE` ranks are filled in order."""
+    """Returns the node of each rank, int32 [G], read-only. None stands for nodes of `NODE_SIZE` ranks, filled in order."""
     given = nodes_in_order(num_ranks, NODE_SIZE) if node_of_rank_G is None else node_of_rank_G
     node_of_rank_G = frozen_array(given, np.int32, "node_of_rank_G")
     if node_of_rank_G.shape != (num_ranks,):

@@ -24,7 +24,7 @@ _MAX_LAYERS = 2**15 - 1  # plans number layers with int16
 
 
 def model_fields(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields of `Model` for a Hugging Face config, without name and source.
+    """Returns the fields of `Model`, except name and source, for a Hugging Face config.
 
     Raises:
         InputError: The family is not supported, a figure is missing or None, or dense layers follow the first MoE layer.

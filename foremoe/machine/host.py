@@ -1,4 +1,4 @@
-"""Host time per layer, for launches that wait for counts from the device.
+"""Host time per layer if the host waits for counts from the device before it launches kernels.
 
 If a layer's counts are known in advance, the whole layer can be captured in a graph or launched ahead of the device. The host
 then adds no time. If the host reads counts from the device, every layer takes as long as the slower of host and device.
@@ -16,16 +16,17 @@ _FORWARD = 1.0 / 3.0
 
 
 def counted_layer_s(launch_s: float) -> float:
-    """Returns `Cluster.host_layer_s` for layers whose counts come from the device. `launch_s` is the host time per launch."""
+    """Returns `Cluster.host_layer_s` for layers whose counts are read from the device. `launch_s` is the host time per launch."""
     return LAUNCHES * _FORWARD * launch_s
 
 
 def host_waits_s(host_layer_s: float, device_s: Array, passes: float) -> Array:
-    """Returns the seconds to add to the window of a forward pass, so that all passes take as long as the host's launches.
+    """Returns the seconds to add to the window of a forward pass, so that all passes take at least as long as the host needs.
 
     Args:
         host_layer_s: Host time in seconds of one layer and forward pass.
         device_s: Device times in seconds of all passes of a layer, an array of any shape.
-        passes: Number of passes in units of a forward pass. A backward pass counts as the window's ratio of backward to forward.
+        passes: Number of passes in units of a forward pass. A backward pass counts as the backward time of the window divided by
+            its forward time.
     """
     return np.maximum(0.0, host_layer_s - device_s / passes)

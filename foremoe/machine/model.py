@@ -43,19 +43,20 @@ _CHECKS = (
 class Model:
     """Sizes of one MoE model.
 
-    They include experts, attention, dense layers, embedding and head, but not norms, router and biases.
+    They cover experts, attention, dense layers, embedding and head, but not norms, router or biases.
 
     Attributes:
         name: Name in reports and plans.
         num_layers: Number of MoE layers. They follow `first_moe_layer` dense layers.
-        first_moe_layer: The model's own number of the first MoE layer. All later layers are MoE layers.
+        first_moe_layer: Index of the first MoE layer among all layers of the model. All later layers are MoE layers.
         num_experts: Number of routed logical experts in a layer.
         num_topk: Number of experts per token.
         hidden_size: Width of a token's activation.
         ffn_size: Intermediate width of one expert.
-        shared_ffn_size: Total intermediate width of a layer's shared experts, which serve every token, or 0 without them.
+        shared_ffn_size: Total intermediate width of a layer's shared experts, which serve every token, or 0 if there are none.
         dense_ffn_size: Intermediate width of a dense layer, or 0 if it is not known.
-        num_matrices: Number of weight matrices of hidden_size x ffn_size per expert. A gated MLP has 3 (gate, up, down).
+        num_matrices: Number of weight matrices per expert, each of size hidden_size x ffn_size. A gated MLP has 3 (gate, up,
+            down).
         bytes_per_weight: Size of a weight in bytes, 2 for bf16.
         bytes_per_gradient: Size of a main gradient in bytes, 4 for fp32.
         bytes_per_activation: Size of an activation in bytes, 2 for bf16.
@@ -63,8 +64,9 @@ class Model:
         num_heads: Number of query heads.
         qk_head_dim: Width of one head's score product.
         v_head_dim: Width of one head's value product.
-        num_expert_groups: Number of groups in the router's top-k choice (DeepSeek-V3 routes by group), or 1 without groups.
-        vocab_size: Number of entries in the embedding and in the head. If they share weights or their size is unknown, it is 0.
+        num_expert_groups: Number of expert groups in the router's top-k choice (DeepSeek-V3 routes by group), or 1 if the router
+            has no groups.
+        vocab_size: Number of entries in the embedding and in the head, or 0 if the two share weights or the number is not known.
         source: Origin of the figures.
 
     Raises:
@@ -102,7 +104,7 @@ class Model:
 
     @classmethod
     def preset(cls, name: str) -> Self:
-        """Returns a model shipped with foremoe. `name` is not case-sensitive. The InputError for an unknown name lists all names.
+        """Returns a model that foremoe ships. `name` is not case-sensitive. The error for an unknown name lists all names.
 
         Example:
             >>> foremoe.Model.preset("qwen3-30b-a3b").expert_bytes
@@ -114,9 +116,9 @@ class Model:
     def of(
         cls, *, num_layers: int, num_experts: int, num_topk: int, hidden_size: int, ffn_size: int, **others: Any
     ) -> Self:  # fmt: skip
-        """Creates a model from five sizes. `others` are further attributes by name.
+        """Creates a model from five sizes. `others` sets further attributes of `Model`.
 
-        By default, all layers are MoE layers, and attention has heads of width 128 and four square matrices.
+        By default, all layers are MoE layers, and attention has four square matrices and heads of width 128.
 
         Raises:
             InputError: A size is not allowed (see `Model`).
@@ -143,7 +145,7 @@ class Model:
 
     @classmethod
     def preset_of(cls, name: str) -> str | None:
-        """Returns the preset for a name on the Hugging Face Hub, such as ``Qwen/Qwen3-30B-A3B-Instruct-2507``, or None."""
+        """Returns the preset for a Hugging Face Hub name such as ``Qwen/Qwen3-30B-A3B-Instruct-2507``, or None."""
         found = name.strip().lower().rpartition("/")[2]
         while found not in cls.preset_names():
             shorter = _VARIANT.sub("", found)
@@ -154,7 +156,7 @@ class Model:
 
     @classmethod
     def matching(cls, num_layers: int, num_experts: int, num_topk: int) -> list[Self]:
-        """Returns the presets with these counts. If there is exactly one, the shape of a trace identifies its model."""
+        """Returns the presets with these numbers. If there is exactly one, the shape of a trace identifies its model."""
         models = (cls.preset(name) for name in cls.preset_names())
         shape = (num_layers, num_experts, num_topk)
         return [m for m in models if (m.num_layers, m.num_experts, m.num_topk) == shape]
@@ -173,7 +175,7 @@ class Model:
 
     @classmethod
     def from_toml(cls, path: str | os.PathLike[str]) -> Self:
-        """Reads a model from a file written by `to_toml`. Raises InputError if it does not exist or `from_dict` refuses it."""
+        """Reads a model from a file written by `to_toml`. Raises InputError if the file is missing or `from_dict` refuses it."""
         return cls.from_dict(fields.read(path), where=repr(os.fspath(path)))
 
     @classmethod
@@ -181,8 +183,8 @@ class Model:
         """Reads the model from a Hugging Face `config.json`, or from the folder that contains it.
 
         Supports Qwen2-MoE, Qwen3-MoE, Qwen3-Next, DeepSeek-V2 and V3, Kimi-K2, GLM-4.5, gpt-oss, Mixtral and OLMoE. For
-        Qwen3-Next, the attention is the mean over its layers. Weights count as bf16 whatever the type of the checkpoint. Layers
-        for multi-token prediction are left out.
+        Qwen3-Next, the attention sizes are means over its layers. Weights count as bf16, whatever the type of the checkpoint.
+        Layers for multi-token prediction are left out.
 
         Raises:
             InputError: The file does not exist, has an unsupported family, or lacks a size.
@@ -227,7 +229,7 @@ class Model:
 
     @property
     def flops_per_pair(self) -> float:
-        """Forward FLOPs of one (token, expert) pair, a multiply and an add per weight. The backward pass takes twice as many."""
+        """Forward FLOPs of one pair, with a multiplication and an addition per weight. The backward pass takes twice as many."""
         return 2.0 * self.expert_params
 
     @property
@@ -237,20 +239,20 @@ class Model:
 
     @property
     def token_bytes(self) -> int:
-        """Number of bytes that dispatch sends for one pair, and that combine sends back."""
+        """Number of bytes that dispatch sends for one pair. Combine sends the same number back."""
         return math.ceil(self.hidden_size * self.bytes_per_activation)
 
     @property
     def moe_layer_L(self) -> Array:
-        """int32 [num_layers], the model's own numbers of its MoE layers."""
+        """int32 [num_layers], the indices of the MoE layers among all layers of the model."""
         return np.arange(self.first_moe_layer, self.first_moe_layer + self.num_layers, dtype=np.int32)
 
     def attention_flops(self, tokens: npt.ArrayLike, sum_len_sq: npt.ArrayLike) -> Array:
         """Returns the forward FLOPs of one layer's attention.
 
         Projections take 2 FLOPs per weight and token. Scores and values take 2 * (qk_head_dim + v_head_dim) * n^2 FLOPs per head
-        and sequence of n tokens, and half of that under the causal mask. Every layer counts as full causal attention. This
-        overestimates layers with a sliding window (every second one of gpt-oss) for long sequences.
+        and sequence of n tokens, and half of that with the causal mask. Every layer counts as full causal attention. This
+        overestimates long sequences in layers with a sliding window (every second layer of gpt-oss).
 
         Args:
             tokens: Numbers of tokens, an array of any shape.

@@ -1,4 +1,4 @@
-"""Precisions of GEMMs, with the figures of a preset that differ from those for bf16."""
+"""Precisions of GEMMs, with the figures of a preset that differ from its figures for bf16."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +13,7 @@ def at_precision(table: Mapping[str, Any], precision: str) -> dict[str, Any]:
     """Returns a preset's table with the figures for `precision`, without the tables for other precisions.
 
     Raises:
-        InputError: The preset has no such precision.
+        InputError: The preset has no figures for this precision.
     """
     others = {key: value for key, value in table.items() if isinstance(value, dict)}
     plain = {key: value for key, value in table.items() if key not in others}

@@ -1,4 +1,4 @@
-"""Time of selective recompute, in which the backward pass runs parts of the forward pass again."""
+"""Time of selective recomputation, in which the backward pass runs parts of the forward pass again."""
 
 from collections.abc import Collection
 
@@ -17,10 +17,10 @@ PARTS = ("layernorm", "moe_act", "mlp", "core_attn", "moe")
 def recompute_seconds(
     model: Model, cluster: Cluster, parts: Collection[str], tokens: npt.ArrayLike, sum_len_sq: npt.ArrayLike
 ) -> Array:
-    """Returns the seconds that recomputation adds to the backward pass of a layer, for an even share of pairs, without exchanges.
+    """Returns the seconds that recomputation adds to a layer's backward pass, without exchanges and with balanced ranks.
 
     Args:
-        parts: Names from `PARTS`. Other names take no time here.
+        parts: Names of the recomputed parts, from `PARTS`. Other names add no time.
         tokens: Numbers of tokens, an array of any shape.
         sum_len_sq: Sums of the squared sequence lengths. Their shape must broadcast with that of `tokens`.
     """

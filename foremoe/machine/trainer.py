@@ -20,18 +20,19 @@ OUTSIDE_PERCENT = (50, 85, 95)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trainer:
-    """The training around a stage, which adds memory and time to a training step.
+    """The training around a stage, which takes memory and adds time to a training step.
 
     Attributes:
         optimizer_bytes: Bytes of optimizer state per parameter. Adam in mixed precision has 12 (arXiv 1910.02054, section 3.1):
-            an fp32 master weight and two moments. 0 if the state is in host memory during the stage.
-        data_parallel: Number of EP groups that train together. They sum gradients, and each keeps its share of the optimizer
-            state, as in Megatron-LM's distributed optimizer and ZeRO.
-        rollout_share: Share of a training step outside the stages with static placement, for rollout, rewards and moving weights.
-            If None, the gain of a step is unknown.
-        rollout_s: Time outside the stages in seconds. Overrides the share.
+            an fp32 master weight and two moments. Use 0 if the state is in host memory during the stage.
+        data_parallel: Number of EP groups that train together. The groups sum their gradients, and each group keeps its share of
+            the optimizer state, as in Megatron-LM's distributed optimizer and ZeRO.
+        rollout_share: Share of a training step with static placement that is spent outside the stages, on rollout, rewards and
+            moving weights. If it is None and `rollout_s` is None too, the gain of a whole step is unknown.
+        rollout_s: Time in seconds of a training step outside the stages. It overrides `rollout_share`.
         micro_steps: Number of micro-steps in all stages of a training step, for example 16 if recompute and update have 8 each.
-            Homes move once per step, and a stage bears its share of that cost by micro-steps. If None, it bears all of it.
+            Homes move once per step, and each stage bears a share of that cost in proportion to its micro-steps. If None, the
+            stage bears all of it.
 
     Raises:
         InputError: A figure has a wrong type or range.
@@ -49,7 +50,7 @@ class Trainer:
             fields.whole(self.micro_steps, "micro_steps of Trainer", 1, 2**31 - 1)
 
     def share_of_step(self, micro_steps: int) -> float:
-        """Returns the share of the costs paid once per step that a stage of `micro_steps` bears.
+        """Returns the share that a stage of `micro_steps` bears of the costs that arise once per training step.
 
         Raises:
             InputError: The stage has more micro-steps than the step.
@@ -62,18 +63,18 @@ class Trainer:
         return micro_steps / self.micro_steps
 
     def outside_s(self, static_s: float) -> float | None:
-        """Returns the seconds of a step outside the stages, or None if unknown. Stages take `static_s` with static placement."""
+        """Returns the seconds of a step outside its stages, or None if unknown. The stages take `static_s` if all is static."""
         if self.rollout_s is not None:
             return self.rollout_s
         return None if self.rollout_share is None else self.rollout_share / (1.0 - self.rollout_share) * static_s
 
     def step_speedup(self, stage_s: float, static_s: float) -> float | None:
-        """Returns the speed-up of a whole step over static placement, or None if it is not known. Stages take `stage_s`."""
+        """Returns the speed-up of a whole step over static placement, or None if unknown. Planned stages take `stage_s`."""
         outside_s = self.outside_s(static_s)
         return None if outside_s is None else (outside_s + static_s) / (outside_s + stage_s)
 
 
 def step_speedups(stage_s: float, static_s: float) -> dict[str, float]:
-    """Returns the speed-up of a whole step for each percentage in `OUTSIDE_PERCENT` of static time outside the stages."""
+    """Returns the speed-up of a whole step for each percentage of time outside the stages in `OUTSIDE_PERCENT`."""
     shares = {str(percent): percent / 100 for percent in OUTSIDE_PERCENT}
     return {name: 1.0 / (share + (1.0 - share) * stage_s / static_s) for name, share in shares.items()}

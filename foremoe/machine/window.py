@@ -1,4 +1,4 @@
-"""Time of the work before a layer's experts, and of dense layers, on one rank in one forward pass."""
+"""Times of one rank in one forward pass, for the work before a layer's experts and for dense layers."""
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +10,7 @@ from foremoe.machine.model import Model
 
 
 def window_seconds(model: Model, cluster: Cluster, tokens: npt.ArrayLike, sum_len_sq: npt.ArrayLike) -> Array:
-    """Returns the seconds of attention, shared experts and all other work on a rank's own tokens.
+    """Returns the seconds that a rank spends on its own tokens, for attention, shared experts and other work before the experts.
 
     Args:
         tokens: Numbers of tokens, an array of any shape.

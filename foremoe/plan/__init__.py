@@ -1,4 +1,4 @@
-"""The plan IR: placement, quotas, transfers, laws and files."""
+"""The plan and its parts: placement, quotas, transfers, laws and files."""
 
 from foremoe.plan.eplb_maps import EplbMaps
 from foremoe.plan.header import PlanHeader, PlanKey

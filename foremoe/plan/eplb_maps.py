@@ -1,4 +1,4 @@
-"""Conversion of a plan's placement to the arrays of EPLB, which serving engines load."""
+"""Conversion of a plan's placement to the arrays of EPLB, which serving engines can load."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class EplbMaps(NamedTuple):
-    """A placement in the form and order of EPLB's ``rebalance_experts``. For a single layer, the first axis is left out.
+    """A placement as EPLB's ``rebalance_experts`` returns it. For a single layer, arrays have no first axis.
 
     Attributes:
         phy2log: Logical expert in every physical slot, int64 [L, P]. Slot ``g*S + s`` is on rank g.

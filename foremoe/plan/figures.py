@@ -1,4 +1,4 @@
-"""Figures of a finished plan, computed from its arrays, for the rows of `compare`."""
+"""Figures of a finished plan, computed from its arrays, which `compare` shows."""
 
 from typing import Any
 
@@ -24,9 +24,9 @@ FIGURES = (
 def plan_figures(
     name: str, problem: Problem, plan: Plan, *, static_s: float, counted_ML: Array | None = None, trainer: Trainer | None = None
 ) -> dict[str, Any]:
-    """Returns one row of `compare` over the counted rows of the plan. The caller fills in ``plan_us_per_layer``.
+    """Returns the figures that `compare` shows for one planner, over the counted rows. The caller fills in ``plan_us_per_layer``.
 
-    `static_s` is the predicted time of static placement over the same rows, in seconds. By default, all rows are counted.
+    `static_s` is the predicted time in seconds of the same rows with static placement. By default, all rows are counted.
     """
     counted_ML = np.ones((plan.M, plan.L), bool) if counted_ML is None else counted_ML
     num_rows = int(counted_ML.sum())
@@ -47,10 +47,10 @@ def plan_figures(
 
 
 def stage_seconds(plan: Plan, counted_ML: Array | None = None) -> tuple[float, float]:
-    """Returns the predicted seconds of the counted rows, and those of weight and gradient transfers in them.
+    """Returns the predicted seconds of the counted rows, and the part of them that weight and gradient transfers take.
 
-    By default, all rows are counted. If homes move, the first figure leaves transfers out, because such plans are scored for
-    their balance.
+    By default, all rows are counted. If homes move, the first figure does not include transfers, because such plans are rated
+    only by their balance.
     """
     counted_ML = np.ones((plan.M, plan.L), bool) if counted_ML is None else counted_ML
     parts = {name: float(part[counted_ML].sum()) for name, part in plan.cost_ML.parts().items()}
@@ -59,22 +59,22 @@ def stage_seconds(plan: Plan, counted_ML: Array | None = None) -> tuple[float, f
 
 
 def plan_memory(problem: Problem, plan: Plan, trainer: Trainer | None = None) -> Memory:
-    """Returns the memory of every rank while it runs the plan (see `rank_memory`)."""
+    """Returns the memory of every rank while the plan runs (see `rank_memory`)."""
     return rank_memory(problem, plan.placement, trainer=trainer)
 
 
 def plan_fit(problem: Problem, plan: Plan, trainer: Trainer | None = None) -> Fit:
-    """Checks whether the fullest rank fits while it runs the plan."""
+    """Checks whether the memory of the fullest rank is sufficient while the plan runs."""
     return fit(problem, plan.placement, trainer=trainer)
 
 
 def memory_figures(verdict: Fit) -> dict[str, Any]:
-    """Returns the result of the memory check as fields of a row."""
+    """Returns the result of the memory check as figures for `compare`."""
     return {"peak_bytes": verdict.peak_bytes, "peak_bytes_with_reforward": verdict.reforward_bytes, "fits": verdict.fits}
 
 
 def host_bytes(problem: Problem, plan: Plan) -> int:
-    """Returns the bytes of the fullest node's host store, which holds once each expert that the plan copies from it."""
+    """Returns the bytes of the fullest node's host store. The store holds each expert once that is copied from it."""
     t = plan.transfers
     host_C = t.link_C == Link.HOST
     node_C = problem.cluster.node_of_rank_G[t.dst_C[host_C]].astype(np.int64)
@@ -88,15 +88,16 @@ def slots_per_rank(plan: Plan) -> int:
 
 
 def max_fanout(plan: Plan, counted_ML: Array) -> int:
-    """Returns the most copies that leave one rank for one counted row. A copy is a slot that serves an expert away from home."""
+    """Returns the largest number of copies from one rank for one counted row. Each slot that serves a replica is a copy."""
     replicas = Replicas.of(plan, counted_ML)
     return int(np.bincount(replicas.row_Z * plan.G + replicas.home_Z).max(initial=0))
 
 
 def traffic(problem: Problem, plan: Plan, counted_ML: Array | None = None) -> tuple[float, dict[str, float]]:
-    """Returns the moves per counted row (default: all), and the bytes of weights and gradients per row by kind of link.
+    """Returns the mean number of moves per row, and the mean bytes of weights and gradients per row by kind of link.
 
-    A move is a new replica. If homes move, it is a slot whose expert the rank did not hold in the micro-step before.
+    The means are over the counted rows, or over all rows by default. A move is a new replica. If homes move, a move is a slot
+    whose expert the rank did not hold in the micro-step before.
     """
     counted_ML = np.ones((plan.M, plan.L), bool) if counted_ML is None else counted_ML
     num_rows = counted_ML.sum()

@@ -1,4 +1,4 @@
-"""Plan files, with a plan's arrays and one JSON header. docs/plan-format.md specifies the format."""
+"""Plan files, which contain a plan's arrays and a JSON header. docs/plan-format.md specifies the format."""
 
 import dataclasses
 import functools
@@ -60,7 +60,7 @@ CLUSTER = _names(
 
 
 def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
-    """Writes `plan` to a file. The bytes depend only on the plan. Raises InputError if the file cannot be written."""
+    """Writes `plan` to a file, whose bytes depend only on the plan. Raises InputError if the file cannot be written."""
     head = plan.header
     arrays = (
         _stored(plan, PLAN)
@@ -82,11 +82,11 @@ def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
 
 
 def load_plan(path: str | os.PathLike[str]) -> Plan:
-    """Reads a file written by `save_plan`. Unknown tensors and header keys are ignored.
+    """Reads a file written by `save_plan`. Tensors and header keys that are not known are ignored.
 
     Raises:
-        InputError: The file does not exist, is truncated or changed, or has a newer format. Also raised if a field is missing,
-            has a wrong type, shape or range, or is a feature of an older format that plans no longer support.
+        InputError: The file does not exist, is truncated or changed, or has a newer format. The error is also raised if a field
+            is missing, has a wrong type, shape or range, or belongs to an older format and is no longer supported.
     """
     header, tensors = read_tensors(path, "plan", FORMAT_VERSION)
     if header["format"] == 1 and _OLD_LINKS in tensors:

@@ -1,4 +1,4 @@
-"""PlanHeader: the origin of a plan, which makes a plan file self-contained."""
+"""PlanHeader: the inputs that a plan was made from. It makes a plan file self-contained."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -43,7 +43,7 @@ class PlanKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PlanHeader(ArrayValue):
-    """Origin of a plan: its inputs and the version of foremoe. It contains no time, host name or weight version.
+    """Origin of a plan, with its inputs and the version of foremoe. It contains no time, host name or weight version.
 
     Attributes:
         key: Position of the plan in training.
@@ -54,12 +54,12 @@ class PlanHeader(ArrayValue):
         schedule: Order of passes.
         redundant: R, the number of redundant slots per rank.
         slot_depth: Number of buffers per redundant slot (see `Problem`).
-        replicas: Ranks allowed for replicas: ``"any"``, or ``"node"`` if replicas stay inside the node of their home.
-        keeps_homes: Whether experts keep their homes. If not, the plan is scored and never executed.
-        moe_layer_L: The model's own layer numbers, int32 [L].
-        trace_id: Id of the trace that was counted, or empty.
+        replicas: Ranks that may hold a replica: ``"any"`` rank, or only ranks in the ``"node"`` of its home.
+        keeps_homes: Whether experts keep their homes. If not, the plan can be rated but not executed.
+        moe_layer_L: Indices of the planned layers among all layers of the model, int32 [L].
+        trace_id: Id of the trace that the load comes from, or an empty string.
         dealt: Record of how whole sequences were packed, or None.
-        foremoe: Version that made the plan. It is empty if not known, as in files of format 1.
+        foremoe: Version of foremoe that made the plan. It is empty if the version is not known, as in files of format 1.
     """
 
     key: PlanKey

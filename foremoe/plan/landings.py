@@ -1,4 +1,4 @@
-"""Landings: the copies that the buffers of a rank hold, and how long they hold them."""
+"""Landings: the copies that the buffers of a rank hold, and the uses until which the buffers hold each copy."""
 
 import numpy as np
 
@@ -9,7 +9,7 @@ from foremoe.plan.transfers import TransferList
 
 
 def until(t: TransferList) -> Array:
-    """Returns int64 [C], the last use for which each copy is certain to be in its buffer. The next copy may then overwrite it."""
+    """Returns int64 [C], the last use for which each copy is certain to be in its buffer. A later copy may overwrite it then."""
     order_C = np.lexsort((t.need_C, t.buffer_C, t.dst_C))
     this_C, next_C = order_C[:-1], order_C[1:]
     same = (t.dst_C[this_C] == t.dst_C[next_C]) & (t.buffer_C[this_C] == t.buffer_C[next_C])
@@ -19,7 +19,7 @@ def until(t: TransferList) -> Array:
 
 
 def latest(t: TransferList, rank_D: Array, layer_D: Array, expert_D: Array, use_D: Array) -> Array:
-    """Returns int64 [D], the last copy of an expert to a rank for a use up to `use_D`, or -1 if there is none."""
+    """Returns int64 [D], the last copy of an expert to a rank for use `use_D` or an earlier use, or -1 if there is none."""
     num, span, wanted = len(t), 1, (rank_D, layer_D, expert_D, use_D)
     key_X: Array = np.zeros(num + len(rank_D), np.int64)
     for pair in zip((t.dst_C, t.layer_C, t.expert_C, t.need_C), wanted, strict=True):

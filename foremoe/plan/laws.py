@@ -1,6 +1,6 @@
-"""The validity laws of the plan IR. Each check is vectorised and returns the violations with their places and numbers.
+"""Laws of valid plans. Each check is vectorised and returns the violations, with the indices and numbers of each one.
 
-Unlike planners and `derive_transfers`, checks derive nothing. They look only at the finished arrays.
+Checks look only at the finished arrays of a plan. Unlike planners and `derive_transfers`, they derive nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SEARCHED = (Stop.OPTIMAL, Stop.LIMIT, Stop.CANCELLED, Stop.FELL_BACK)
 
 
 def plan_violations(plan: Plan, problem: Problem | None = None) -> list[PlanError]:
-    """Lists every law that a plan violates. With `problem`, also lists where the plan does not fit it."""
+    """Lists every law that a plan violates. If `problem` is given, also lists how the plan differs from the problem."""
     found = Violations(plan.L)
     uses = _check_header(found, plan)
     if problem is not None:

@@ -1,4 +1,4 @@
-"""Choice of link and source rank for every weight copy, so that the copies of a use arrive as early as possible."""
+"""Choice of a link and a source rank for every weight copy, so that all copies for a use arrive as early as possible."""
 
 from collections.abc import Collection
 from typing import NamedTuple
@@ -23,10 +23,11 @@ def choose_links(
     transfers: TransferList, home_LE: Array, cluster: Cluster, expert_bytes: int, allowed: Collection[Link] = tuple(Link), *,
     relay: int = 0, hide_U: Array | None = None,
 ) -> TransferList:  # fmt: skip
-    """Returns the copies of a plan with `link_C` and `src_C` as chosen by `Deadline`.
+    """Returns the copies of a plan, with `link_C` and `src_C` as `Deadline` chooses them.
 
-    A copy for which no link is `allowed` keeps the link from its home rank. `hide_U` is the time in seconds of each use that its
-    copies can overlap with. Without it, host stores are assumed to be full, and no copy overlaps.
+    A copy keeps the link from its home rank if no `allowed` link can serve it. `hide_U` is the time in seconds of each use that
+    the copies for this use can overlap with. If `hide_U` is None, host stores are assumed to be full, and no copy is assumed to
+    overlap.
     """
     L, E = home_LE.shape
     base = E // cluster.num_ranks

@@ -1,4 +1,4 @@
-"""Checks of the numbers in a plan's arrays before they are used as indices: each must refer to something that exists."""
+"""Checks that the numbers in a plan's arrays refer to something that exists, before they are used as indices."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 
 def require_dtypes(fields: Mapping[str, ArrayField], arrays: Mapping[str, Array], prefix: str = "") -> None:
-    """Raises InputError if an array from a file has another dtype than its field."""
+    """Raises InputError if an array from a file does not have the dtype of its field."""
     for name, array in arrays.items():
         if array.dtype != fields[name].dtype:
             raise InputError(f"{prefix}{name} must be {fields[name].dtype}; got {array.dtype}.")
 
 
 def require_numbered(plan: Plan) -> None:
-    """Raises InputError if sizes of a plan disagree, or its arrays name experts, ranks, layers or codes that do not exist.
+    """Raises InputError if sizes of a plan disagree, or if its arrays name experts, ranks, layers or codes that do not exist.
 
-    All other errors are left to the plan's laws (``Plan.check``).
+    The laws of the plan find all other errors (``Plan.check``).
     """
     head, t = plan.header, plan.transfers
     M, L, G, S, E = plan.M, plan.L, plan.G, plan.S, plan.E

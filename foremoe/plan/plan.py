@@ -1,4 +1,4 @@
-"""Plan: the frozen, self-checking value that connects solvers to engines. Engines need nothing else from a solver."""
+"""Plan: the immutable result of planning, which can check itself. Engines need nothing else from a solver."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ class Checked:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Plan(ArrayValue, Checked):
-    """The place of every expert and the split of its tokens, for every micro-step and layer of one stage.
+    """The slots of every expert and the numbers of pairs that they serve, for every micro-step and layer of one stage.
 
     Attributes:
         home_LE: Home slot g*B + b of every expert, int32.
-        load_MLE: Planned load, int32, with which a plan can check itself.
-        expert_MLGS: Logical expert in every physical slot, int16, or -1 for an empty slot. Slots [0, B) are the homes.
+        load_MLE: Planned load, int32. The plan contains the load so that it can check itself.
+        expert_MLGS: Logical expert in every physical slot, int16, or -1 for an empty slot. Slots [0, B) are base slots.
         quota_MLGS: Number of (token, expert) pairs that every slot serves, int32.
-        bound_ML: Lower bound of the objective, float64 (seconds for time, pairs for balance).
+        bound_ML: Lower bound of the objective, float64, in seconds for "time" and in pairs for "balance".
         load_bound_ML: Lower bound of the largest rank load, float64.
         stop_ML: `Stop` of each row, uint8.
 
@@ -110,7 +110,7 @@ class Plan(ArrayValue, Checked):
 
     @property
     def placement(self) -> Placement:
-        """The placement of all rows, in the form that solvers return and `foremoe.price` takes."""
+        """The placement of all rows, in the form that solvers return and that `foremoe.price` takes."""
         return Placement(expert_NGS=self.expert_NGS, quota_NGS=self.quota_NGS)
 
     @property
@@ -120,17 +120,17 @@ class Plan(ArrayValue, Checked):
 
     @property
     def skew_ML(self) -> Array:
-        """Largest over mean rank load, float64 [M, L]. 1.0 is perfect, and is also the value of rows without load."""
+        """Largest rank load divided by the mean, float64 [M, L]. It is 1.0 for perfect balance and for rows without load."""
         return skew(self.load_NG.reshape(self.M, self.L, self.G))
 
     @property
     def skew_mean(self) -> float:
-        """Mean of `skew_ML` over the rows that have any load."""
+        """Mean of `skew_ML` over all rows that have load."""
         return mean_skew(self.load_NG)
 
     @property
     def load_gap_ML(self) -> Array:
-        """Excess of the largest rank load over its proven lower bound, as a share of the bound, float64 [M, L]."""
+        """Difference between the largest rank load and its proven lower bound, as a share of the bound, float64 [M, L]."""
         load_ML = self.load_NG.max(axis=1).reshape(self.M, self.L)
         bound_ML = np.maximum(self.load_bound_ML, 1.0)
         return np.maximum(load_ML - bound_ML, 0.0) / bound_ML
@@ -144,25 +144,25 @@ class Plan(ArrayValue, Checked):
 
     @property
     def executable(self) -> bool:
-        """True if homes are in their base slots, so that an engine can run the plan."""
+        """True if all experts at home are in their base slots, so that an engine can run the plan."""
         return self.header.keeps_homes
 
     @property
     def num_replicas(self) -> int:
-        """Number of redundant slots in use, over all rows."""
+        """Number of redundant slots that serve pairs, summed over all rows."""
         return int((self.quota_MLGS[..., self.B :] > 0).sum())
 
     @property
     def checked(self) -> bool:
-        """True if this immutable value has passed `check` and need not be checked again."""
+        """True if this plan has passed `check` and need not be checked again, because it is immutable."""
         return getattr(self, "_checked", False)
 
     def violations(self, problem: Problem | None = None) -> list[PlanError]:
-        """Lists every violated law with its first places. With `problem`, also lists where the plan does not fit it."""
+        """Lists violations of laws, the first few for each law. With `problem`, also compares the plan with the problem."""
         return plan_violations(self, problem)
 
     def check(self, problem: Problem | None = None) -> None:
-        """Raises the first of `violations`. Without `problem`, a plan that is already `checked` is skipped."""
+        """Raises the first of `violations`, if there is one. Without `problem`, does nothing if the plan is already `checked`."""
         if self.checked and problem is None:
             return
         broken = self.violations(problem)
@@ -173,7 +173,7 @@ class Plan(ArrayValue, Checked):
     def rows_for(self, workload: Workload, rank: int) -> Array:
         """Returns the number of pairs from source rank `rank` to every physical slot p = g*S + s, int32 [M, L, P].
 
-        By the split law (module `split`), pairs go first to their source rank, then to its node, then to other ranks.
+        By the split law (module `split`), pairs go first to slots of their source rank, then of its node, then of other ranks.
 
         Raises:
             InputError: The plan was made for other counts, or the rank does not exist.
@@ -190,22 +190,22 @@ class Plan(ArrayValue, Checked):
         return split_NP.reshape(self.M, self.L, self.G * self.S)
 
     def to_eplb(self, layer: int | None = None, micro_step: int | None = None) -> EplbMaps:
-        """Returns the placement in the form of EPLB and serving engines, as phy2log, log2phy and logcnt (docs/engines.md).
+        """Returns the placement in the form that EPLB and serving engines use: phy2log, log2phy and logcnt (docs/engines.md).
 
-        Quotas are lost, because engines split an expert's tokens evenly over its copies. Empty slots get second copies.
+        Quotas are lost, because engines split an expert's tokens evenly over its copies. Slots that are empty get further copies.
 
         Args:
-            layer: Index of one layer. By default, the arrays have all layers on their first axis.
+            layer: Index of one layer. By default, the first axis of the arrays has all layers.
             micro_step: Index of one micro-step. By default, all micro-steps must have the same placement.
         """
         return eplb_maps(self, layer, micro_step)
 
     def select(self, layers: Sequence[int], schedule: Schedule | None = None) -> Plan:
-        """Returns the plan of some layers, such as those of a pipeline rank, with new transfers on default links.
+        """Returns the plan of some layers, such as the layers of a pipeline rank, with new transfers on default links.
 
         Args:
             layers: Indices into this plan's layers.
-            schedule: Passes that run these layers. Defaults to the schedule of this plan.
+            schedule: Order of the passes that run these layers. Defaults to the schedule of this plan.
         """
         index = layer_positions(layers, self.L)
         if schedule is None and self.header.schedule.num_chunks != 1 and self.header.schedule.chunk_L is None:
@@ -227,11 +227,11 @@ class Plan(ArrayValue, Checked):
 
     @staticmethod
     def join(plans: Sequence[Plan], schedule: Schedule | None = None) -> Plan:
-        """Joins plans of consecutive ranges of micro-steps (streaming), with transfers on default links.
+        """Joins plans of consecutive ranges of micro-steps, as in streaming. Transfers get default links.
 
         Args:
-            plans: Plans in order, all with the same key, layers, homes, model, cluster and slots.
-            schedule: Passes of all micro-steps. Defaults to the schedules of the plans, one after the other.
+            plans: Plans in order. They must have the same key, layers, homes, model, cluster and slots.
+            schedule: Order of the passes of all micro-steps. By default, the schedules of the plans follow each other.
         """
         if not plans:
             raise InputError("there are no plans to join.")
@@ -248,7 +248,7 @@ class Plan(ArrayValue, Checked):
         return dataclasses.replace(first, header=header, cost_ML=cost_ML, **Plan.join_arrays(plans, "M")).rederived()
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the plan as ``.safetensors`` with format version and checksum. `load` then returns an equal plan."""
+        """Writes the plan to a ``.safetensors`` file with format version and checksum. `load` returns an equal plan from it."""
         from foremoe.plan.files import save_plan
 
         save_plan(self, path)
@@ -258,7 +258,7 @@ class Plan(ArrayValue, Checked):
         """Reads a plan and checks it.
 
         Raises:
-            InputError: The file is missing, truncated, changed, not a plan or in a newer format, or its plan violates a law.
+            InputError: The file is missing, truncated, changed, in a newer format or not a plan file, or the plan violates a law.
         """
         from foremoe.plan.files import load_plan
 
@@ -270,13 +270,13 @@ class Plan(ArrayValue, Checked):
         return plan
 
     def summary(self) -> str:
-        """Summarises the plan in a few lines: case, skew before and after planning, replicas, bytes and predicted time."""
+        """Returns a summary of a few lines with sizes, skew before and after planning, replicas, bytes and predicted time."""
         from foremoe.plan.text import summary
 
         return summary(self)
 
     def explain(self, micro_step: int, layer: int) -> str:
-        """Explains one row: the rank loads at home and as planned, and every replica with the pairs that it serves.
+        """Explains one row. Lists rank loads without and with the plan, and every replica with the pairs that it serves.
 
         Example:
             >>> print(plan.explain(0, 0).splitlines()[1])
@@ -287,7 +287,7 @@ class Plan(ArrayValue, Checked):
         return explain(self, micro_step, layer)
 
     def diff(self, other: Plan) -> str:
-        """Describes the changes from this plan to `other`: rows, replicas, quotas, skew and bytes.
+        """Describes how `other` differs from this plan in rows, replicas, quotas, skew and bytes.
 
         Example:
             >>> greedy, _ = foremoe.resolve("greedy").plan(problem)

@@ -1,4 +1,4 @@
-"""Programme: the part of a plan that one rank runs, as a sequence of copies, uses and gradient returns."""
+"""Programme: the part of a plan that one rank runs, as sequences of copies, uses and gradient returns."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from foremoe.problem.schedule import Phase, Uses
 
 
 class Return(NamedTuple):
-    """The return of one replica's gradient to its home after the backward pass of a row. Its key follows the keys of the copies.
+    """The return of a replica's gradient to its home after the backward pass of a row. Its key is larger than any key of a copy.
 
-    `turn` is the number of gradients of the row that the home receives earlier, so that both ends know what is staged there.
+    `turn` is the number of gradients of the same row that the home receives before this one. From it, both ranks know the
+    gradients that are staged at the home.
     """
 
     key: int
@@ -37,9 +38,10 @@ class Return(NamedTuple):
 class Programme:
     """The part of a plan that one rank runs.
 
-    A copy starts on both ends at the same position (see `start_positions`). Copies of one position start in the order of
-    `Relays.depth_C`, then by need, then by `rounds_of`. All ranks thus have the same order of batches, (position, depth, need),
-    in which a relay follows the copy that it passes on. Ranks that wait for each other in this order never deadlock.
+    The source and the destination of a copy start it at the same position (see `start_positions`). Copies that start at one
+    position are ordered by `Relays.depth_C`, then by need, then by `rounds_of`. All ranks thus have the same order of batches,
+    (position, depth, need), in which a relay follows the copy that it passes on. Ranks that wait for each other in this order
+    cannot deadlock.
     """
 
     uses: list[tuple[int, int, int]]  # (micro-step, layer, phase) of `Schedule.uses`, by position
@@ -55,9 +57,10 @@ class Programme:
 
     @staticmethod
     def of(plan: Plan, rank: int, prefetch: int, transfers: TransferList | None = None) -> Programme:
-        """Returns the part of `rank`. Copies start at most `prefetch` positions before they are needed.
+        """Returns the part of the plan that `rank` runs. Copies start at most `prefetch` positions before they are needed.
 
-        The plan must keep homes. `transfers` are its copies if they come from other sources. Raises the errors of `relays_of`.
+        The plan must keep homes. `transfers` replaces the plan's copies if they come from other sources. Raises the errors of
+        `relays_of`.
         """
         t = plan.transfers if transfers is None else transfers
         uses = plan.header.schedule.uses(plan.L)
@@ -78,7 +81,7 @@ class Programme:
         )  # fmt: skip
 
     def require_turn(self, due: int, micro_step: int, layer: int, phase: int) -> None:
-        """Raises InputError unless the use is the one at position `due`."""
+        """Raises InputError unless the given use is the use at position `due`."""
         use = (micro_step, layer, int(phase))
         if self.uses[due : due + 1] != [use]:
             text = use_text(*self.uses[due]) if due < len(self.uses) else "nothing; all uses were run"
@@ -87,16 +90,16 @@ class Programme:
 
 
 def use_text(micro_step: int, layer: int, phase: int) -> str:
-    """Returns the name of a use in words."""
+    """Returns a description of a use in words."""
     return f"{Phase(phase).name.lower()} of micro-step {micro_step}, layer {layer}"
 
 
 def start_positions(t: TransferList, relays: Relays, prefetch: int, late_C: Array | None = None) -> Array:
     """Returns int64 [C], the use at whose beginning each copy starts.
 
-    A copy starts after the use that must be over on its destination, and at most `prefetch` positions before the use that needs
-    it. If `late_C` is set, it does not start before that use. A relay starts one position later than the copy that it passes on,
-    or in the same position if that would be too late.
+    A copy starts after the use that must be over on the destination, and at most `prefetch` positions before the use that needs
+    the copy. `late_C` gives uses before which copies do not start. A relay starts one position later than the copy that it passes
+    on, or at the same position if one later would be too late.
     """
     need_C = t.need_C.astype(np.int64)
     start_C = np.maximum(t.after_C.astype(np.int64) + 1, need_C - prefetch).clip(0)

@@ -1,4 +1,4 @@
-"""Relays: copies that a rank passes on from its own buffer, their origin, and whether an engine executes them."""
+"""Relays: copies that a rank passes on from its own buffer. This module finds their origin and those that engines can execute."""
 
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ from foremoe.plan.transfers import Link, TransferList
 
 
 class Relays(NamedTuple):
-    """The dependencies of a plan's relays, all int64 [C]."""
+    """Dependencies of a plan's relays, with arrays int64 [C]."""
 
     buffer_C: Array  # buffer of the source from which a relay is read; -1 for copies from home or the host store
     parent_C: Array  # copy that brought the expert there; -1 if the copy is not a relay
@@ -23,7 +23,7 @@ class Relays(NamedTuple):
 
     @property
     def relay_C(self) -> Array:
-        """bool, True for copies that are relays."""
+        """bool [C], True for copies that are relays."""
         return self.buffer_C >= 0
 
 
@@ -36,7 +36,7 @@ def relays_of(plan: Plan, t: TransferList) -> Relays:
     """Finds the relays among the copies `t` of a plan.
 
     Raises:
-        InputError: A source does not hold the expert that it should pass on, or ranks pass it on in a circle.
+        InputError: A source does not hold the expert that it should pass on, or ranks pass an expert on in a circle.
     """
     buffer_C, parent_C = np.full(len(t), -1), np.full(len(t), -1)
     relay_Y = np.flatnonzero((t.src_C >= 0) & (t.src_C != home_ranks(plan, t)))
@@ -59,7 +59,7 @@ def relays_of(plan: Plan, t: TransferList) -> Relays:
 
 
 def chain_depth(parent_C: Array) -> Array:
-    """Returns int64 [C], the length of each copy's chain of parents. In a circle, it exceeds the number of relays."""
+    """Returns int64 [C], the number of parents in each copy's chain. In a circle, it exceeds the number of relays."""
     depth_C, child_Y = np.zeros(len(parent_C), np.int64), np.flatnonzero(parent_C >= 0)
     for _ in range(len(child_Y) + 1):
         deeper_Y = depth_C[parent_C[child_Y]] + 1
@@ -70,10 +70,11 @@ def chain_depth(parent_C: Array) -> Array:
 
 
 def keep_executable(plan: Plan, t: TransferList, backend_P: Array, two_sided_P: Array) -> TransferList:
-    """Replaces the relays that an engine cannot execute by copies from home.
+    """Replaces relays that an engine cannot execute with copies from the home.
 
-    A relay is executed only if it and the original copy use one two-sided backend. If a source's own copy fails, the source has
-    given up the backend that its relays would use. The failure of one backend thus never causes that of a second one.
+    A relay is executed only if the relay and the original copy use the same two-sided backend. If a source's own copy fails, the
+    source stops using this backend, and thus its relays too. The failure of one backend therefore never makes a second backend
+    fail.
     """
     home_C, node_G = home_ranks(plan, t), plan.header.cluster.node_of_rank_G
     home_link_C = np.where(node_G[home_C] == node_G[t.dst_C], Link.PEER, Link.RDMA)
@@ -88,9 +89,9 @@ def keep_executable(plan: Plan, t: TransferList, backend_P: Array, two_sided_P: 
 
 
 def copies_for(plan: Plan, backend_P: Array, two_sided_P: Array) -> TransferList:
-    """Returns the plan's copies for the available backends. If a link has no backend, the copies get other links.
+    """Returns the plan's copies for the available backends. If a link has no backend, its copies get other links.
 
-    `backend_P` is the backend that serves each link, or -1. `two_sided_P` tells whether that backend is two-sided.
+    `backend_P` is the backend of each link, or -1 if there is none. `two_sided_P` says whether this backend is two-sided.
     """
     advised = keep_executable(plan, plan.transfers, backend_P, two_sided_P)
     if (backend_P[advised.link_C] >= 0).all():
@@ -101,7 +102,7 @@ def copies_for(plan: Plan, backend_P: Array, two_sided_P: Array) -> TransferList
 
 
 def reschedule(plan: Plan, backend_P: Array, relay: int) -> TransferList:
-    """Returns the plan's copies, scheduled over the links that have a backend."""
+    """Returns the plan's copies, distributed again over the links that have a backend."""
     head, allowed = plan.header, [link for link in Link if backend_P[link] >= 0]
     return choose_links(
         plan.transfers, plan.home_LE, head.cluster, head.model.expert_bytes, allowed, relay=relay

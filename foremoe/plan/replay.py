@@ -1,4 +1,4 @@
-"""Replay: the contents of every buffer when a use reads it, found by following a plan's copies in order."""
+"""Replay: the contents of every buffer when a use reads it. They are found by following a plan's copies in order."""
 
 from typing import TYPE_CHECKING, NamedTuple, Self
 
@@ -18,15 +18,15 @@ MISSING, GONE = 1, 2
 
 
 class Replay(NamedTuple):
-    """Contents of buffers when they are read, and faults of copies.
+    """The contents of buffers when they are read, and the faults of copies.
 
     Attributes:
-        early_C: bool, True for copies that are overwritten while their own use may still read them.
-        read_UGR: What a redundant slot finds when it serves, uint8: 0 for its expert, `MISSING` for nothing, or `GONE` for
-            contents that may be overwritten.
-        relay_C: bool, True for copies from a rank that is not the home.
-        sent_C: The same codes for the source of a relay, uint8. 0 for other copies.
-        parent_C: Copy that brought a relay's expert to its source, int64, or -1.
+        early_C: bool, True for a copy that is overwritten while the use that needs it may still read it.
+        read_UGR: Code for what a redundant slot finds when it serves pairs, uint8. 0 means its expert, `MISSING` means nothing,
+            and `GONE` means contents that may have been overwritten.
+        relay_C: bool, True for copies whose source rank is not the home.
+        sent_C: Code for what the source of a relay finds, uint8, as in `read_UGR`. 0 for copies that are not relays.
+        parent_C: Copy that brought the expert of a relay to the relay's source, int64, or -1.
     """
 
     early_C: Array
@@ -37,7 +37,7 @@ class Replay(NamedTuple):
 
     @classmethod
     def of(cls, plan: "Plan", uses: Uses) -> Self:
-        """Replays the copies of a plan. Its columns must be in range and in order."""
+        """Replays the copies of a plan. The columns of the copies must be in range and in order."""
         t, B, (L, G, S) = plan.transfers, plan.B, plan.expert_MLGS.shape[1:]
         relay_C = (t.link_C != Link.HOST) & (t.src_C != plan.home_LE[t.layer_C, t.expert_C] // B)
         copies = _Copies(t.need_C, t.after_C, t.dst_C, t.src_C, t.layer_C, t.expert_C, t.buffer_C, relay_C)

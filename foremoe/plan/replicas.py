@@ -1,4 +1,4 @@
-"""Replicas: slots of a plan that serve an expert away from its home."""
+"""Replicas: slots of a plan that serve an expert on another rank than its home."""
 
 from typing import NamedTuple, Self
 
@@ -11,7 +11,7 @@ from foremoe.plan.plan import Plan
 
 
 class Replicas(NamedTuple):
-    """Slots with a quota outside their expert's home rank, ordered by row, rank and slot. All arrays are int64 [Z]."""
+    """Slots that serve an expert whose home is on another rank, ordered by row, rank and slot. All arrays are int64 [Z]."""
 
     row_Z: Array  # m*L + l
     rank_Z: Array  # rank that holds the replica
@@ -21,7 +21,7 @@ class Replicas(NamedTuple):
 
     @classmethod
     def of(cls, plan: Plan, counted_ML: Array | None = None) -> Self:
-        """Returns the replicas of the counted rows (bool [M, L], default: all rows)."""
+        """Returns the replicas of the rows that `counted_ML` (bool) selects, or of all rows by default."""
         served_NGS = plan.quota_NGS > 0
         if counted_ML is not None:
             served_NGS &= counted_ML.reshape(-1, 1, 1)

@@ -1,4 +1,4 @@
-"""Rounds: an order of messages that are sent at the same time, in which none delays another unnecessarily."""
+"""Rounds: an order of simultaneous messages in which no message delays another one without need."""
 
 from typing import NamedTuple
 
@@ -16,10 +16,10 @@ _MOST = 63  # number of distinct rounds; all later messages share the last one
 def rounds_of(group_I: Array, turn_I: Array, src_I: Array, dst_I: Array, cluster: Cluster) -> Array:
     """Returns int64 [I], the round of every message, counted from 0.
 
-    In a round, a rank sends and receives at most one message of a group inside its node, and a NIC sends and receives at most
+    In a round, a rank sends and receives at most one message of a group inside its node. A NIC also sends and receives at most
     one. A group takes as many rounds as its busiest rank or NIC has messages. This is optimal (D. König, "Über Graphen und ihre
     Anwendung", 1916: edges of a bipartite graph can be coloured with as many colours as the largest degree). Messages are taken
-    in the order of `turn_I`, then in the given order. Messages of no rank (`src_I` -1) are in round 0.
+    in the order of `turn_I`, then in the given order. Messages without a sending rank (`src_I` -1) are in round 0.
 
     Args:
         group_I: Group of each message, integers. Messages of a group are sent at the same time and need not be adjacent.

@@ -1,4 +1,4 @@
-"""A plan in a notebook: its summary, and the skew of every layer at home and as planned."""
+"""Display of a plan in a notebook, with its summary and the skew of every layer without and with the plan."""
 
 import numpy as np
 
@@ -15,7 +15,7 @@ _LINES = (("at home", "#cc6677"), ("planned", "#4477aa"))
 
 
 def plan_html(plan: Plan) -> str:
-    """Returns HTML with the lines of `summary` and a picture of each layer's skew, averaged over the micro-steps."""
+    """Returns HTML with the lines of `summary` and a chart of each layer's skew, averaged over the micro-steps."""
     figures: dict[str, str] = {}
     for line in summary(plan).splitlines():
         name, _, text = line.partition(": ") if not line.startswith(" ") else (list(figures)[-1], "", line)

@@ -1,9 +1,10 @@
 """The split law: divides the quotas of an expert's slots over source ranks.
 
-It is a pure function, so every rank can compute its own part. In tier 1, a rank's tokens go to its own slot. In tier 2, they go
-to slots of its own node, in proportion to the remaining room of each slot. Pairs from other nodes then do not all go to the same
-slot. In tier 3, they go anywhere. In a tier, the remaining pairs of sources (in rank order) and the remaining room of slots (in
-slot order) are intervals on one line. The overlap of their intervals is the number of pairs that a source sends to a slot.
+The split law is a pure function, so every rank can compute its own part. In tier 1, a rank's tokens go to its own slot. In tier
+2, remaining tokens go to slots of the rank's node, in proportion to the remaining room of each slot. Pairs from other nodes then
+do not all go to the same slot. In tier 3, remaining tokens go to any slot. In each tier, the remaining pairs of sources (in rank
+order) and the remaining room of slots (in slot order) are intervals on one line. A source sends a slot as many pairs as their
+intervals overlap.
 """
 
 from typing import NamedTuple
@@ -23,10 +24,10 @@ _UNKNOWN.flags.writeable = False  # like known sums, so that kernels compile onl
 def split_over_sources(
     load_NGE: Array, expert_NGS: Array, quota_NGS: Array, node_of_rank_G: Array, rank: int, demand_NVE: Array | None = None
 ) -> Array:
-    """Returns int32 [N, P], the number of its own pairs that source rank `rank` sends to every physical slot.
+    """Returns int32 [N, P], the number of pairs that source rank `rank` sends to every physical slot.
 
-    Loads by source rank, int32, sum to each expert's quotas. `demand_NVE` is their sum over the ranks of every node, int32, if it
-    is already known (`Problem.counts`).
+    The loads by source rank, int32, must sum to each expert's quotas. `demand_NVE` is the sum of loads over the ranks of every
+    node, int32, if it is already known (`Problem.counts`).
     """
     N, G, S = expert_NGS.shape
     split_NP = np.zeros((N, G * S), np.int32)
@@ -39,11 +40,11 @@ def split_over_sources(
 def served_quotas(
     expert_NGS: Array, quota_NGS: Array, planned_NGE: Array | None, load_NGE: Array, home_NE: Array, node_of_rank_G: Array
 ) -> Array:
-    """Returns int32 [N, G, S], the pairs of load `load_NGE` that slots serve if quotas were planned for `planned_NGE`.
+    """Returns int32 [N, G, S], the pairs of `load_NGE` that each slot serves if quotas were planned for `planned_NGE`.
 
-    This computes `foremoe.runtime.remap` on counts. Each slot of an expert, in ascending order, serves at most its planned share
-    of a source's pairs, and the home slot serves the rest. `home_NE` has physical slots, int64. Without `planned_NGE`, all pairs
-    come from one source.
+    The result equals that of `foremoe.runtime.remap`, but is computed from counts. In ascending order, each slot of an expert
+    serves at most its planned share of a source's pairs. The home slot serves the remaining pairs. `home_NE` has physical slots,
+    int64. If `planned_NGE` is None, all pairs come from one source.
     """
     (N, G, S), E = expert_NGS.shape, load_NGE.shape[2]
     expert_NP = np.where(expert_NGS < 0, E, expert_NGS).reshape(N, G * S).astype(np.int64)
@@ -96,7 +97,10 @@ class _Slots(NamedTuple):
 
 @kernel
 def link_slots(expert_GS, quota_GS, first_E, next_P):
-    """Writes the slots of every expert that have a quota as linked lists: `first_E`, then `next_P`, and -1 after the last."""
+    """Writes a linked list of every expert's slots with a quota.
+
+    The list begins in `first_E`, goes on in `next_P` and ends with -1.
+    """
     G, S = expert_GS.shape
     first_E[:] = -1
     for g in range(G - 1, -1, -1):
@@ -172,9 +176,10 @@ def _add(part_E, total_E):
 
 @inner_kernel
 def shared_out(num_V, quota_V, begin_V, v, left):
-    """Returns the share of the next slot of node `v` in its ``num_V[v]`` pairs, in proportion `left` / ``quota_V[v]``.
+    """Returns how many of the ``num_V[v]`` pairs in node `v` the next slot gets, in the proportion `left` / ``quota_V[v]``.
 
-    `begin_V` sums the `left` of earlier slots, and that of this slot is added to it. Sums are rounded, so no pair is lost.
+    `begin_V` is the sum of `left` over earlier slots of each node, and the call adds `left` of this slot. Cumulative sums are
+    rounded, so no pair is lost.
     """
     begin, end = np.int64(begin_V[v]), np.int64(begin_V[v] + left)
     begin_V[v] = end

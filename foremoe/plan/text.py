@@ -1,4 +1,4 @@
-"""Texts about a plan: its summary, the explanation of one row, and the difference from another plan."""
+"""Texts about a plan: its summary, the explanation of one row, and the differences from another plan."""
 
 import numpy as np
 
@@ -24,14 +24,14 @@ STOPS = {
 
 
 def static_load_MLG(plan: Plan) -> Array:
-    """Returns int64 [M, L, G], the pairs that every rank serves with all experts at home."""
+    """Returns int64 [M, L, G], the number of pairs that every rank serves with static placement."""
     at_home_LE = np.argsort(plan.home_LE, axis=1)
     load_MLE = np.take_along_axis(plan.load_MLE, at_home_LE[None], axis=2)
     return load_MLE.reshape(plan.M, plan.L, plan.G, plan.B).sum(axis=3, dtype=np.int64)
 
 
 def summary(plan: Plan) -> str:
-    """Returns a summary of a few lines with at most 80 columns."""
+    """Returns a summary of the plan in a few lines of at most 80 characters."""
     head, replicas = plan.header, plan.num_replicas
     before_ML, after_ML = skew(static_load_MLG(plan)), plan.skew_ML
     nodes = "1 node" if head.cluster.num_nodes == 1 else f"{head.cluster.num_nodes} nodes"
@@ -78,12 +78,12 @@ def _bounds(plan: Plan) -> list[str]:
 
 
 def row_name(plan: Plan, micro_step: int, layer: int) -> str:
-    """Returns the name of a row: the plan's micro-step and layer, as `explain` takes them, and the model's layer."""
+    """Returns the name of a row, with the micro-step and layer as `explain` takes them, and the layer's index in the model."""
     return f"micro-step {micro_step}, layer {layer} (model layer {int(plan.header.moe_layer_L[layer])})"
 
 
 def explain(plan: Plan, micro_step: int, layer: int) -> str:
-    """Lists rank loads at home and as planned, and every replica with its pairs and the rank that it relieves."""
+    """Lists rank loads without and with the plan, and every replica with its pairs and the rank whose load it reduces."""
     if micro_step not in range(plan.M) or layer not in range(plan.L):
         there = f"the plan has micro-steps 0 to {plan.M - 1} and layers 0 to {plan.L - 1}"
         raise InputError(f"micro-step {micro_step}, layer {layer} does not exist; {there}.")
@@ -138,7 +138,7 @@ def _stopped(plan: Plan, micro_step: int, layer: int, at_bound: bool) -> str:
 
 
 def diff(old: Plan, new: Plan) -> str:
-    """Describes the differences in numbers. For plans of different shapes, describes only the shapes."""
+    """Describes the differences between two plans in numbers. If their shapes differ, describes only the shapes."""
     if old.expert_MLGS.shape != new.expert_MLGS.shape or old.E != new.E:
         shapes = f"{list(old.expert_MLGS.shape)} with {old.E} experts, then {list(new.expert_MLGS.shape)} with {new.E}"
         return f"different shapes: [M, L, G, S] = {shapes}"

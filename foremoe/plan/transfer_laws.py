@@ -1,4 +1,4 @@
-"""The laws of a plan's copies, as described in `laws`. Most checks are vectorised, and the others use `Replay`."""
+"""Laws of a plan's copies, with checks as in `laws`. Most checks are vectorised, and the remaining ones use `Replay`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def check_transfers(found: Violations, plan: Plan, uses: Uses) -> None:
-    """Checks law 3: replaying the copies gives every use its weights, and no copy lands in a buffer that is still in use."""
+    """Checks law 3, which says that the copies give every use its weights and that no copy lands in a buffer that is in use."""
     _check_ranges(found, plan)
     if not found.errors:
         _check_times(found, plan, uses)

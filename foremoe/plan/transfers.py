@@ -1,4 +1,4 @@
-"""TransferList: the weight copies that follow from placement, schedule and buffers. Solvers never write them."""
+"""TransferList: the weight copies that follow from placement, schedule and buffers. Solvers never create this list."""
 
 from __future__ import annotations
 
@@ -26,28 +26,29 @@ class Link(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TransferList(ArrayValue):
-    """Weight copies in the order in which they are needed (by `need_C`, then destination, then slot).
+    """Weight copies in the order in which they are needed, that is, by `need_C`, then by destination, then by slot.
 
     Attributes:
         micro_step_C: Micro-step whose tokens first use the copy, int32.
         layer_C: Layer of the plan, int16.
-        phase_C: `Phase` of that use, uint8.
-        expert_C: Logical expert, int16.
-        src_C: Source rank of the weights, int16. It is the home rank, -1 for the host store, or a rank that passes on its own
+        phase_C: `Phase` of the use that first needs the copy, uint8.
+        expert_C: Logical expert that is copied, int16.
+        src_C: Source rank of the weights, int16. It is the home rank, or -1 for the host store, or a rank that passes on its own
             copy (a relay, see below).
         dst_C: Destination rank, int16.
         slot_C: Redundant slot of the placement that the copy fills (B <= slot < S), int16.
         link_C: `Link`, uint8. An engine may use another link.
         buffer_C: Buffer of the destination, int32. There are ``redundant * slot_depth`` buffers for all layers.
-        need_C: Number in `Schedule.uses` of the use that first reads the copy, int32.
-        after_C: Use that must be over before the copy may land, int32, or -1 if the buffer is free from the start.
+        need_C: Index in `Schedule.uses` of the use that first reads the copy, int32.
+        after_C: Index of the use that must be over before the copy may land, int32, or -1 if the buffer is free from the start.
 
-    The source of a relay holds the expert from an earlier copy, possibly of the same use. It passes the expert on after this copy
-    has arrived, and its buffer keeps the expert until the use `need_C` of the relay is over. No copy may land in the buffer with
-    an earlier `after_C`. Copies of one use that pass each other on form trees, never circles.
+    The source of a relay has received the expert with an earlier copy, possibly for the same use. The source passes the expert on
+    after the earlier copy has arrived. Its buffer keeps the expert until the use `need_C` of the relay is over, so that no copy
+    with an earlier `after_C` may land in this buffer. The relays for one use form trees, never circles.
 
-    The gradient of a replica is sent home after the backward pass of its row, and is not listed here. It uses the peer or RDMA
-    link between the two ranks, even if the weights came from the host store or a relay. Gradients are never relayed.
+    Gradient returns are not listed here. The gradient of a replica is sent home after the backward pass of its row, over the peer
+    or RDMA link between the two ranks. This is so even if the weights came from the host store or a relay. Gradients are never
+    relayed.
     """
 
     micro_step_C: Array = array(np.int32)
@@ -75,21 +76,21 @@ class TransferList(ArrayValue):
         return TransferList(**{name: np.zeros(0) for name in TransferList.array_fields()})
 
     def take(self, index_C: Array) -> TransferList:
-        """Returns the copies at an index or mask."""
+        """Returns the copies that an index array or a mask selects."""
         return self.cut(C=index_C)
 
     def replace(self, **arrays: Array) -> TransferList:
-        """Returns the same copies with some columns changed."""
+        """Returns the same copies with some columns replaced."""
         return dataclasses.replace(self, **arrays)
 
 
 def derive_transfers(
     expert_NGS: Array, quota_NGS: Array, home_LE: Array, *, schedule: Schedule, slot_depth: int, node_of_rank_G: Array
 ) -> TransferList:  # fmt: skip
-    """Derives the copies that give every use its replicas, with as few copies as least-recently-used buffers allow.
+    """Derives the copies that every use needs. There are as few copies as buffers with least-recently-used order allow.
 
     An expert that is still in a buffer is not sent again, because weights do not change within a plan. Only redundant slots with
-    a quota need weights, and these come from the home rank. `home_LE` has home slots, as in a plan.
+    a quota need weights. All weights come from the home rank. `home_LE` has home slots, as in a plan.
     """
     L, E = home_LE.shape
     _, G, S = expert_NGS.shape

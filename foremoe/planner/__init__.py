@@ -1,4 +1,4 @@
-"""The planner, which composes levels, with named strategies, comparison and streaming."""
+"""The planner, which composes levels, and named strategies, comparisons, ablations and plan streams."""
 
 from foremoe.planner.ablation import ablate
 from foremoe.planner.comparison import compare

@@ -1,4 +1,4 @@
-"""`ablate`: measures a planner with each of its levels left out, over numbers of redundant slots and kinds of foresight."""
+"""`ablate`: measures variants of a planner without one of its levels, over numbers of redundant slots and kinds of foresight."""
 
 import functools
 import hashlib
@@ -38,10 +38,11 @@ class FromHome(PathSolver):
 
 
 def left_out(planner: Planner) -> dict[str, Planner]:
-    """Returns the planner as ``all``, and variants of it with one level left out each, keyed by the name of that level.
+    """Returns the planner as ``all``, and variants that each leave out one level, keyed by the name of that level.
 
-    Without pack and home, sequences and experts stay where they are. Without split, quotas are even in place of those that the
-    solvers chose. Without path, copies come from the home rank. The variant without pack needs a case dealt without it.
+    Without the pack level, sequences stay where they are. Without the home level, experts stay where they are. Without the split
+    level, quotas are even instead of chosen by the solvers. Without the path level, copies come from the home rank. The variant
+    without the pack level needs a problem whose sequences were not packed by that level.
     """
     out = {ALL: planner}
     if planner.pack != AsGiven():
@@ -67,24 +68,27 @@ def ablate(
     unpacked: Problem | None = None, exact_budget_s: float = EXACT_BUDGET_S, progress: Progress | None = None,
     judge: Callable[[Problem, Plan], Mapping[str, Any]] | None = None,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """Leaves out one level at a time, for every number of redundant slots and every foresight. All variants plan the same rows.
+    """Leaves out one level at a time, for all numbers of redundant slots and kinds of foresight. All variants plan the same rows.
 
-    The first micro-step is left out everywhere if any foresight has no history for it. Raises the errors of `compare`.
+    If any kind of foresight has no history for the first micro-step, all variants leave that micro-step out. Raises the errors of
+    `compare`.
 
     Args:
         problem: Problem to plan. Its own number of redundant slots is ignored.
-        planner: Planner to ablate.
+        planner: Planner whose levels are left out.
         redundant: Numbers of redundant slots to try.
         foresight: Kinds of foresight to try.
         history_LE: Load of an earlier step, as for `compare`.
-        unpacked: The same batch dealt without the planner's pack level. If None, the pack level is never left out.
+        unpacked: Problem of the same batch, packed without the planner's pack level. If None, the pack level is never left out.
         exact_budget_s: Time limit of exact solvers, as for `compare`.
-        progress: Called with the progress, as for `compare`.
-        judge: Adds figures to a row, as for `compare`. It should use `problem`, whose static placement is then the baseline.
+        progress: Function that is called with the progress, as for `compare`.
+        judge: Function that returns further figures of a variant, as for `compare`. Its baseline should be the static placement
+            of `problem`.
 
     Returns:
-        One dict per variant with ``levels`` (what was left out), ``redundant``, ``foresight``, the figures of `compare`, and
-        ``plan``. Two rows with equal ``plan`` have the same plan. It is None unless all rows of the problem were planned.
+        One dict per variant with ``levels`` (the level that was left out), ``redundant``, ``foresight``, the figures of
+        `compare`, and ``plan``. Two variants with an equal ``plan`` have the same plan. ``plan`` is None unless all rows of the
+        problem were planned.
     """
     variants = left_out(planner)
     pack_name = f"without {short(planner.pack)}" if planner.pack != AsGiven() else None

@@ -1,4 +1,4 @@
-"""Checks of solver results before compiled code reads them. An unusable result raises an error that names the solver."""
+"""Checks of a solver's result before compiled code reads it. An unusable result raises an error that names the solver."""
 
 import dataclasses
 from typing import Any
@@ -18,7 +18,7 @@ from foremoe.problem.problem import Problem
 
 
 def slots_of(solver: RankSolver, problem: Problem, placement: Any) -> Placement:
-    """Returns the placement of a rank level after checking that its slots exist. Its quotas may be missing or wrong."""
+    """Returns the placement of a rank solver after a check that its slots exist. Quotas may still be missing or wrong."""
     if not isinstance(placement, Placement):
         raise PlanError("slots", "", f"{solver!r} must return a Placement; got {type(placement).__name__}.")
     refuse(solver, slot_violations(placement.expert_NGS, (problem.N, problem.G, problem.S), problem.E, problem.L))
@@ -26,7 +26,7 @@ def slots_of(solver: RankSolver, problem: Problem, placement: Any) -> Placement:
 
 
 def placement_of(solver: RankSolver, problem: Problem, placement: Any, keeps_homes: bool) -> Placement:
-    """Returns the placement of a rank level after checking all laws of placements."""
+    """Returns the placement of a rank solver after a check of all laws of placements."""
     if not isinstance(placement, Placement):
         raise PlanError("slots", "", f"{solver!r} must return a Placement; got {type(placement).__name__}.")
     refuse(solver, placement_violations(problem, placement, keeps_homes=keeps_homes))
@@ -34,12 +34,12 @@ def placement_of(solver: RankSolver, problem: Problem, placement: Any, keeps_hom
 
 
 def quotas_of(split: SplitSolver, problem: Problem, expert_NGS: Array) -> Array:
-    """Returns the quotas of the split level, int32 with the shape of the slots. They are not checked against the load."""
+    """Returns the quotas of the split level, int32 with the shape of the slots. Quotas are not checked against the load."""
     return _array(split, "quota", split.solve(problem, expert_NGS), "quota_NGS", expert_NGS.shape)
 
 
 def homes_of(solver: HomeSolver, problem: Problem) -> Array:
-    """Returns the permutations of the home level, int32 [L, E]."""
+    """Returns the permutations that the home level chooses, int32 [L, E], after a check."""
     home_LE = _array(solver, "homes", solver.solve(problem), "home_LE", (problem.L, problem.E))
     wrong_L = (np.sort(home_LE, axis=1) != np.arange(problem.E)).any(axis=1)
     if wrong_L.any():
@@ -49,7 +49,7 @@ def homes_of(solver: HomeSolver, problem: Problem) -> Array:
 
 
 def linked(plan: Plan, path: PathSolver, problem: Problem) -> Plan:
-    """Returns the plan with the links that the path level chooses for its copies, after checking it."""
+    """Returns the plan with the links that the path level chooses for its copies, after a check of the plan."""
     given, found = plan.transfers, path.solve(problem, plan.transfers)
     if not isinstance(found, TransferList):
         raise PlanError("residency", "", f"{path!r} must return a TransferList; got {type(found).__name__}.")
@@ -60,7 +60,7 @@ def linked(plan: Plan, path: PathSolver, problem: Problem) -> Plan:
 
 
 def valid(plan: Plan) -> Plan:
-    """Returns the plan after checking its laws. The error names the planner."""
+    """Returns the plan after a check of its laws. The error for a broken law names the planner."""
     try:
         plan.check()
     except PlanError as error:
@@ -69,7 +69,7 @@ def valid(plan: Plan) -> Plan:
 
 
 def refuse(solver: RankSolver, broken: list[PlanError]) -> None:
-    """Raises the first of the broken laws, in an error that names the solver."""
+    """Raises an error for the first of the broken laws. The error names the solver."""
     if broken:
         raise PlanError(broken[0].law, broken[0].where, f"{solver!r} returned an invalid placement: {broken[0].message}")
 

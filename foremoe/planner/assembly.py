@@ -1,4 +1,4 @@
-"""Assembly of a plan from finished rows: bounds, proofs, prices, copies and their links."""
+"""Assembly of a plan from finished rows, with bounds, proofs, prices, copies and their links."""
 
 import numpy as np
 
@@ -21,7 +21,7 @@ def assemble(
     header: PlanHeader, path: PathSolver, problem: Problem, placement: Placement, stop_N: Array, *,
     proven_N: Array | None = None,
 ) -> Plan:  # fmt: skip
-    """Returns the plan of finished rows, whose quotas sum to the load of the problem."""
+    """Returns the plan that consists of finished rows. Their quotas must sum to the load of the problem."""
     M, L, G, S = problem.M, problem.L, problem.G, problem.S
     load_bound_N = load_bound(problem)
     bound_N = row_bound(problem)

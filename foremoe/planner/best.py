@@ -1,4 +1,4 @@
-"""The best placement of every row while the levels run."""
+"""The best placement of every row so far, while the levels of a planner run."""
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from foremoe.problem.problem import Problem
 
 
 class BestRows:
-    """State of planning while rank solvers run: the best placement of every row, and a summary of every finished level."""
+    """State of planning while rank solvers run, with the best placement of every row and a summary of every finished level."""
 
     def __init__(self, problem: Problem, start: Placement, static: Placement | None = None) -> None:
         self._problem = problem
@@ -28,7 +28,7 @@ class BestRows:
         self.levels: list[LevelSummary] = [level_summary("start", (0.0, 0.0), problem, start, self.start_N, 0)]
 
     def take(self, solver: RankSolver, placement: Placement, spent: tuple[float, float], *, guard: bool) -> None:
-        """Takes a solver's valid placement. With `guard`, only the rows that beat the best placement so far are taken."""
+        """Takes the rows of a solver's valid placement. With `guard`, takes only rows that beat the best placement so far."""
         problem = self._problem
         objective_N = row_objective(problem, placement)
         level_stop_N = np.full(problem.N, Stop.DONE, np.uint8) if placement.stop_N is None else placement.stop_N

@@ -1,6 +1,6 @@
-"""`compare`: compares strategies on one problem. Every figure has its baseline.
+"""`compare`: compares strategies on one problem. Figures are given together with their baselines.
 
-The figures come from the arrays of finished plans, not from the planner's own summaries.
+The figures are computed from the arrays of finished plans, not taken from the planner's own summaries.
 """
 
 import functools
@@ -32,31 +32,35 @@ def compare(
     exact_budget_s: float = EXACT_BUDGET_S, seed: int = 0, trainer: Trainer | None = None,
     judge: Callable[[Problem, Plan], Mapping[str, Any]] | None = None, progress: Progress | None = None,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """Plans `problem` with every planner on one thread and returns their figures. Baselines run without a guard.
+    """Plans `problem` with every planner on one thread and returns the figures of the plans. Baselines run without a guard.
 
     Args:
-        problem: Problem to plan. Each planner plans it with the homes that its own home level chooses.
+        problem: Problem to plan. Each planner uses the homes that its own home level chooses.
         planners: Planners by name, for example `STRATEGIES`.
         history_LE: Load of an earlier step for foresight "previous", int32 [L, E]. Without it, a planner with this foresight has
-            no history in the first micro-step. If there are several micro-steps, the first one is then left out of all rows.
-        leave_first_out: Whether to leave the first micro-step out of all rows. If None, it is decided as above.
-        exact_budget_s: Time in seconds for a planner with an exact solver, which plans a sample of rows. Its figures are about
-            the rows that it proves optimal, and ``same_rows`` holds the mean skew of the other planners on them.
-        seed: Seed of that sample.
+            no history in the first micro-step. If the problem has several micro-steps, the figures of all planners then leave out
+            the first one.
+        leave_first_out: Whether the figures of all planners leave out the first micro-step. If None, this is decided as described
+            for `history_LE`.
+        exact_budget_s: Time limit in seconds for a planner with an exact solver, which plans only a sample of rows. The figures
+            of this planner are about the rows that it proves optimal. ``same_rows`` holds the mean skew of the other planners on
+            these rows.
+        seed: Seed of the sample for exact solvers.
         trainer: The training around the stage, as for `rank_memory`.
-        judge: Called with the problem and the plan of every planner that plans all rows. Returns further figures of the planner,
-            such as those of `foremoe.simulate.Judge`.
-        progress: Called with (planner, rows done, number of rows).
+        judge: Function that gets the problem and the plan of every planner that plans all rows. It returns further figures of the
+            planner, such as those of `foremoe.simulate.Judge`.
+        progress: Function that is called with (planner, rows done, number of rows).
 
     Returns:
         One dict per planner with ``solver``, the `FIGURES` (None if nothing was planned, see `Planner.refusal`), ``n_solved``
         (the number of planned rows), and an optional ``note``. ``*_per_layer`` is the mean per row (micro-step, layer). ``moves``
-        counts new replicas or, for planners that move homes, slots with a new expert since the micro-step before. ``max_fanout``
-        is the most copies that leave one rank for one row. Planning time is the CPU time of the solvers alone. For planners that
-        re-place experts, ``transfer_s`` is the time to transfer their weights, which ``predicted_stage_s`` does not include.
+        is the number of new replicas. For planners that move homes, it is the number of slots whose expert differs from the
+        micro-step before. ``max_fanout`` is the largest number of copies that leave one rank for one row. Planning time is the
+        CPU time of the solvers alone. For planners that move homes, ``transfer_s`` is the time to transfer the weights of moved
+        experts, which ``predicted_stage_s`` does not include.
 
     Raises:
-        InputError: A planner has a pack level that did not pack the problem.
+        InputError: A planner has a pack level, but the problem was not packed by that level.
 
     Example:
         >>> rows = foremoe.compare(problem, {name: foremoe.resolve(name) for name in ("static", "greedy", "foremoe")})
@@ -129,5 +133,5 @@ def _with_homes(home: HomeSolver, problem: Problem) -> Problem:
 
 
 def needs_first_left_out(problem: Problem, planners: Mapping[str, Planner], history_LE: Array | None) -> bool:
-    """Returns True if a planner needs history in the first micro-step and has none, so that the micro-step is left out."""
+    """Returns True if the first micro-step is left out because a planner needs history for it and there is none."""
     return problem.M > 1 and history_LE is None and any(p.foresight == "previous" for p in planners.values())

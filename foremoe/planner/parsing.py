@@ -1,7 +1,7 @@
 """`parse`: reads solvers and planners from the strings of the command line, configuration files, plan headers and tables.
 
-The string is the repr, that is, calls of known classes with literal arguments. ``parse(repr(x)) == x`` holds. Nothing else is
-evaluated.
+The string is the repr of an object, which consists of calls of known classes with literal arguments. Nothing else is evaluated.
+``parse(repr(x)) == x`` holds.
 """
 
 import ast
@@ -38,14 +38,15 @@ def parse(text: str, *, builtin: bool = False) -> Any:
     """Returns the object whose repr is `text`.
 
     The text may name built-in solvers, `Planner`, `Noisy`, `Rerouted` and `CostModel`. It may also name entry points of other
-    packages in the group ``foremoe.solvers`` (``"their-name(option=1)"`` or ``"TheirClass(option=1)"``). Places in modules have
-    the form ``"package.module:Class(option=1)"``. Only entry points and modules that the text names are imported.
+    packages in the group ``foremoe.solvers`` (``"their-name(option=1)"`` or ``"TheirClass(option=1)"``). Names in other modules
+    have the form ``"package.module:Class(option=1)"``. Only entry points and modules that the text names are imported.
 
     Args:
-        builtin: Whether to accept only foremoe's own classes, so that nothing is imported for untrusted text.
+        builtin: Whether to accept only foremoe's own classes, so that untrusted text cannot cause imports.
 
     Raises:
-        InputError: The text contains syntax other than literals and calls, or a name in it is unknown or cannot be imported.
+        InputError: The text contains syntax other than literals and calls, or a name in the text is unknown or cannot be
+            imported.
 
     Example:
         >>> foremoe.parse("Planner(rank=(Quota(min_pairs=64),))").rank
@@ -65,7 +66,7 @@ def parse(text: str, *, builtin: bool = False) -> Any:
 
 
 def load_place(place: str) -> Any:
-    """Returns the object at ``package.module:name``. Raises InputError if there is none."""
+    """Returns the object that ``package.module:name`` names. Raises InputError if it does not exist."""
     module, _, name = place.partition(":")
     try:
         return getattr(importlib.import_module(module), name)
@@ -96,7 +97,7 @@ def _with_places(text: str) -> str:
 
 
 def short(value: Any) -> str:
-    """Returns the repr of a solver or planner without the options that have their default, for tables and labels."""
+    """Returns the repr of a solver or planner for tables and labels, which leaves out options with their default values."""
     if isinstance(value, tuple):
         return f"({', '.join(short(item) for item in value)}{',' * (len(value) == 1)})"
     if isinstance(value, type) or not dataclasses.is_dataclass(value):

@@ -1,4 +1,4 @@
-"""Planner: composes the levels into one plan, and keeps the best result of the levels for each row."""
+"""Planner: runs the levels to make one plan, and keeps for each row the best result of any level."""
 
 import dataclasses
 import importlib.util
@@ -42,23 +42,23 @@ _FORESEEN: tuple[RankSolver, ...] = (Robust(),)
 
 @dataclass(frozen=True, slots=True)
 class Planner:
-    """A composition of levels. Every field takes a solver instance, and the planner's repr is its name in tables and files.
+    """A composition of levels. Every level is a solver instance, and the planner's repr is its name in tables and files.
 
     Attributes:
-        pack: Assigns sequences to micro-steps and source ranks, in `workload`.
-        home: Chooses the homes of experts for a step, in `homes`.
-        rank: Node- and rank-level solvers, each of which starts from the result of the one before. Defaults to ``(Search(),)`` if
-            foresight is "exact" or `Rerouted`, else to ``(Robust(),)``.
-        split: Splits every expert's pairs over its replicas. If None, the solvers' quotas are kept, and missing ones are split
-            exactly.
-        path: Chooses the link of every copy.
-        foresight: Load that the levels see (`foresight.foreseen`). Quotas are then split on the real load. With `Rerouted`, the
-            real load is instead served as a runtime would serve it.
-        guard: Whether each row keeps the best of static placement, the start and every level's result, compared by
-            `foremoe.price` for the objective "time".
+        pack: Level that assigns sequences to micro-steps and source ranks, run by `workload`.
+        home: Level that chooses the homes of experts for a step, run by `homes`.
+        rank: Solvers of the node and rank levels. Each solver starts from the result of the solver before it. Defaults to
+            ``(Search(),)`` if foresight is "exact" or `Rerouted`, and otherwise to ``(Robust(),)``.
+        split: Level that splits every expert's pairs over its replicas. If None, the quotas of the solvers are kept, and missing
+            quotas are split exactly.
+        path: Level that chooses the link of every copy.
+        foresight: Load that the levels see (`foresight.foreseen`). After the levels have run, quotas are split on the real load.
+            With `Rerouted`, the real load is instead served as a runtime would serve it.
+        guard: Whether each row gets the best of the static placement, the start and the result of every level. With objective
+            "time", `foremoe.price` compares them.
 
     Raises:
-        InputError: A level has the wrong type, or levels exclude each other.
+        InputError: A level has the wrong type, or two levels cannot be combined.
 
     Example:
         >>> foremoe.Planner().rank
@@ -92,18 +92,18 @@ class Planner:
 
     @property
     def keeps_homes(self) -> bool:
-        """True if every level leaves experts at home in their base slots, so that plans are executable."""
+        """True if every rank solver leaves experts at home in their base slots, so that plans are executable."""
         return all(solver.keeps_homes for solver in self.rank)
 
     def refusal(self, problem: Problem) -> str | None:
-        """Returns the reason why a rank-level solver cannot plan `problem`, or None. For example, a module may be missing."""
+        """Returns the reason why a rank solver cannot plan `problem`, for example a missing module. None if all solvers can."""
         missing = [name for solver in self.rank for name in solver.requires if importlib.util.find_spec(name) is None]
         if missing:
             return f"needs {', '.join(missing)}; pip install 'foremoe[exact]'"
         return next((reason for solver in self.rank if (reason := solver.refusal(problem)) is not None), None)
 
     def using(self, *solvers: Any) -> Self:
-        """Returns the planner with levels replaced. Each solver goes to its own `level`, and rank solvers keep their order.
+        """Returns the planner with some levels replaced. Each solver replaces its own `level`. Rank solvers keep their order.
 
         Example:
             >>> foremoe.Planner().using(foremoe.solvers.Greedy(), foremoe.solvers.Even()).rank
@@ -121,18 +121,18 @@ class Planner:
         return dataclasses.replace(self, **changed)
 
     def workload(self, trace: RoutingTrace, *, num_ranks: int, tokens_per_rank: int, **options: Any) -> Workload:
-        """Packs a trace with the pack level and returns its counts. `options` are those of `Workload.from_trace`."""
+        """Packs a trace with the pack level and returns the resulting counts. `options` are those of `Workload.from_trace`."""
         return Workload.from_trace(trace, num_ranks=num_ranks, tokens_per_rank=tokens_per_rank, packer=self.pack, **options)
 
     def homes(self, *problems: Problem, num_threads: int | None = None) -> Array:
-        """Chooses home slots for a whole step, over all its stages together. `plan` never calls it.
+        """Chooses home slots for a whole step from the loads of all its stages. `plan` never calls this method.
 
         Args:
-            problems: One problem per stage, with the same layers, experts and ranks. Other problems are an InputError.
+            problems: One problem per stage. An InputError is raised unless all problems have the same layers, experts and ranks.
             num_threads: Number of threads, which does not change the result. Defaults to all cores.
 
         Returns:
-            Home slot g*B + b of every expert, int32 [L, E], for ``home_LE`` of the problems.
+            Home slot g*B + b of every expert, int32 [L, E], as `Problem.of` takes it in ``home_LE``.
         """
         with row_runner(num_threads):
             return homes_of(self.home, whole_step(problems))
@@ -142,23 +142,23 @@ class Planner:
         history_LE: Array | None = None, num_threads: int | None = None,
         progress: Callable[[int, int], None] | None = None, cancel: Event | None = None,
     ) -> tuple[Plan, PlanSummary]:  # fmt: skip
-        """Plans every layer of every micro-step with the levels rank, split and path.
+        """Plans every layer of every micro-step with the levels *rank*, *split* and *path*.
 
-        A hard instance never raises. If a limit or `cancel` cuts planning short, each row holds the best valid placement found,
-        and ``Plan.stop_ML`` gives the reason. `workload` and `homes` run the other two levels.
+        A problem that is hard to solve never raises an error. If a limit or `cancel` ends planning early, each row holds the best
+        valid placement found, and ``Plan.stop_ML`` gives the reason. The methods `workload` and `homes` run the other two levels.
 
         Args:
             problem: Problem to plan.
-            start: Plan or placement to start from. Its quotas are split again if they do not fit the load. Defaults to the static
-                placement, with every expert at home.
+            start: Plan or placement to start from. The quotas of the start are split again if they do not fit the load. Defaults
+                to the static placement, with every expert at home.
             key: Position of the plan in training. Defaults to step 0 of the problem's stage.
             history_LE: Load of an earlier step for foresight "previous", int32 [L, E].
             num_threads: Number of planning threads. Defaults to all cores.
-            progress: Called with (rows done, number of rows).
+            progress: Function that is called with (rows done, number of rows).
             cancel: Event that stops planning early when it is set.
 
         Returns:
-            The plan, whose header names the levels that ran, and a summary of the planning.
+            The plan, whose header names the levels that ran, and a summary of how it was planned.
 
         Raises:
             InputError: The start or history does not fit, or the pack or home level of this planner has not run (see `what_ran`).
@@ -211,19 +211,19 @@ class Planner:
         )  # fmt: skip
 
     def what_ran(self, problem: Problem) -> Self:
-        """Returns the planner with the pack and home levels that made `problem`. `plan` records it in the plan.
+        """Returns the planner with the pack and home levels that made `problem`. The header of a plan records this planner.
 
         The pack level is left out if the problem does not record one. The home level counts as run if the homes are no longer in
-        order, or if it would leave them in order.
+        order or if the level would leave them in order.
 
         Raises:
-            InputError: Another pack level packed this problem, or the home level has not run and would move experts.
+            InputError: Another pack level packed this problem, or the home level would move experts but has not run.
         """
         require_decided(self.home, problem)
         return dataclasses.replace(self, pack=pack_that_ran(self.pack, problem))
 
     def header(self, problem: Problem, key: PlanKey | None) -> PlanHeader:
-        """Returns the header of a plan by this planner."""
+        """Returns the header of a plan that this planner makes."""
         return PlanHeader(
             key=key if key is not None else PlanKey(stage=problem.stage),
             planner=repr(self), model=problem.model, cluster=problem.cluster, cost=problem.cost,

@@ -1,4 +1,4 @@
-"""Figures of an exact planner. It plans the rows of a seeded sample, one at a time, as many as its time allows."""
+"""Figures of a planner with an exact solver. The planner plans as many rows of a random sample as its time limit allows."""
 
 import dataclasses
 import time
@@ -25,7 +25,7 @@ Progress = Callable[[str, int, int], None]
 
 
 class Comparison(NamedTuple):
-    """Settings that all planners of one comparison share."""
+    """Settings that are the same for all planners of one comparison."""
 
     history_LE: Array | None  # load of an earlier step
     counted_ML: Array  # bool, rows in the figures
@@ -37,15 +37,15 @@ class Comparison(NamedTuple):
 
 
 def line_without_figures(name: str, note: str) -> dict[str, Any]:
-    """Returns the figures of a planner that planned nothing. `note` gives the reason."""
+    """Returns the figures (None) of a planner that planned nothing. `note` gives the reason."""
     return {"solver": name, **dict.fromkeys(FIGURES), "n_solved": 0, "note": note}
 
 
 def sampled_line(name: str, planner: Planner, problem: Problem, shared: Comparison, plans: Mapping[str, Plan]) -> dict[str, Any]:
-    """Returns the figures of a planner with an exact solver, over the rows that it proves optimal.
+    """Returns the figures of a planner with an exact solver, computed over the rows that it proves optimal.
 
-    Copies, bytes and memory are counted in a plan of all rows, as for other planners. The rows that are not proven come from the
-    fastest of `plans`.
+    Copies, bytes and memory are counted in a plan of all rows, as for other planners. In this plan, rows without a proof are
+    taken from the fastest of `plans`.
     """
     planner = dataclasses.replace(planner, home=Keep())
     proven, num_tried, cpu_s = _prove(name, planner, problem, shared)

@@ -1,4 +1,4 @@
-"""Inputs of planning: the problem of a whole step, the levels that have run, the first placement, and missing quotas."""
+"""Inputs of planning: the problem of a whole step, the levels that have already run, the first placement, and missing quotas."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from foremoe.workload.packing import AsGiven
 
 
 def starting_placement(problem: Problem, start: Plan | Placement | None, split: SplitSolver) -> Placement:
-    """Returns the static placement, or `start` with its quotas split again if they do not fit the problem's load."""
+    """Returns the placement to start from. If the quotas of `start` do not fit the problem's load, they are split again."""
     if start is None:
         return problem.static()
     if isinstance(start, Plan):
@@ -44,11 +44,11 @@ def starting_placement(problem: Problem, start: Plan | Placement | None, split: 
 def with_quotas(
     problem: Problem, placement: Placement, split: SplitSolver, keeps_homes: bool, *, copied: bool = False
 ) -> Placement:
-    """Returns the placement with quotas from `split`. Redundant slots without pairs are emptied (canonical form).
+    """Returns the placement with quotas from `split`. Redundant slots without pairs become empty (canonical form).
 
     Args:
-        copied: Whether weights are copied before the load is known. If so, every replica of an expert that has pairs gets at
-            least one pair, so that the plan contains all copies that were made.
+        copied: Whether weights are copied before the load is known. If so, every replica gets at least one pair if its expert has
+            any, so that the plan contains all copies that were made.
     """
     expert_NGS = placement.expert_NGS
     quota_NGS = quotas_of(split, problem, expert_NGS)
@@ -62,9 +62,9 @@ def with_quotas(
 
 
 def served(problem: Problem, planned: Problem, placement: Placement) -> Placement:
-    """Returns the placement for the routing of `problem`, given one that was made for the routing of `planned`.
+    """Returns the placement for the routing of `problem` that follows from a placement for the routing of `planned`.
 
-    Its quotas are the pairs that slots serve (`served_quotas`). A replica that no pair reaches is left out.
+    The quotas are the numbers of pairs that slots then serve (`served_quotas`). Replicas that no pair reaches are left out.
     """
     rank_LE, slot_LE = np.divmod(problem.home_LE, problem.B)
     home_NE = np.tile(rank_LE * problem.S + slot_LE, (problem.M, 1)).astype(np.int64)
@@ -81,7 +81,7 @@ def _canonical(problem: Problem, expert_NGS: Array, quota_NGS: Array) -> Placeme
 
 
 def whole_step(problems: Sequence[Problem]) -> Problem:
-    """Returns one problem with the micro-steps of all stages, for the home level."""
+    """Returns one problem with the micro-steps of all stages, which is the input of the home level."""
     if not problems:
         raise InputError("homes needs at least one problem.")
     first = problems[0]
@@ -96,7 +96,7 @@ def whole_step(problems: Sequence[Problem]) -> Problem:
 
 
 def pack_that_ran(pack: PackSolver, problem: Problem) -> PackSolver:
-    """Returns `pack`, or `AsGiven()` if no packing is recorded. Raises InputError if another pack level packed `problem`."""
+    """Returns `pack`, or `AsGiven()` if `problem` records no packing. Raises InputError if another pack level packed it."""
     if problem.dealt is None:
         return AsGiven()
     if pack != AsGiven() and problem.dealt.packer != repr(pack):
@@ -106,7 +106,7 @@ def pack_that_ran(pack: PackSolver, problem: Problem) -> PackSolver:
 
 
 def require_decided(home: HomeSolver, problem: Problem) -> None:
-    """Raises InputError if `home` has not run, that is, if homes are still in order and it would move experts."""
+    """Raises InputError if `home` has not run. This is so if homes are still in order although `home` would move experts."""
     if home == Keep() or (problem.home_LE != np.arange(problem.E)).any():
         return
     moved = int((home.solve(problem) != problem.home_LE).sum())

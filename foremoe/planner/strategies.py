@@ -1,4 +1,4 @@
-"""The named strategies, and the conversion of names and expressions to planners."""
+"""The named strategies, and the function that makes planners from names and expressions."""
 
 import functools
 import inspect
@@ -39,19 +39,21 @@ STRATEGIES: MappingProxyType[str, Planner] = MappingProxyType(
 
 
 def resolve(text: str | Planner | Any, *, guard: bool = True) -> Planner:
-    """Returns the planner that `text` names, or raises InputError with the list of names.
+    """Returns the planner that `text` names. An unknown name raises an InputError that lists the known names.
 
     Args:
         text: One of
 
             * the name of a strategy, such as ``"quota"``
-            * a solver of another package (entry-point group ``foremoe.solvers``), with or without options, such as
+            * the name of a solver from another package (entry-point group ``foremoe.solvers``), with or without options, such as
               ``"theirs(depth=2)"``
-            * a place in a module with a solver, a solver class, a planner or a per-row function, with or without options, such as
+            * the module and name of a solver, a solver class, a planner or a per-row function, with or without options, such as
               ``"package.module:Class(depth=2)"``
-            * a repr, such as ``"Quota(min_pairs=64)"`` or ``"Planner(rank=(Search(), package.module:Class()))"``
-            * a planner or solver.
-        guard: Whether a single solver gets the guard of `Planner`. Without it, a comparison shows the solver itself.
+            * the repr of a solver or planner, such as ``"Quota(min_pairs=64)"`` or
+              ``"Planner(rank=(Search(), package.module:Class()))"``
+            * a planner or a solver itself.
+        guard: Whether the planner of a single solver has a guard (see `Planner`). Without a guard, a comparison shows what the
+            solver alone achieves.
 
     Example:
         >>> foremoe.resolve("eplb-step").rank
@@ -90,11 +92,11 @@ def _planner_of(found: Any, name: str, guard: bool) -> Planner:
 
 
 def row_solver(edit: Any, *, compiled: bool = True) -> RowSolver:
-    """Makes a solver from a rule for one row, ``edit(load_E, node_G, num_base, options, expert_GS, quota_GS)`` (see `RowSolver`).
+    """Makes a solver from a function ``edit(load_E, node_G, num_base, options, expert_GS, quota_GS)`` (see `RowSolver`).
 
     Args:
-        edit: The rule for one row.
-        compiled: Whether to compile the rule with numba. Plain Python gives the same result.
+        edit: Function that changes the placement of one row in place.
+        compiled: Whether to compile the function with numba. Plain Python gives the same result.
 
     Example:
         >>> def nothing(load_E, node_G, num_base, options, expert_GS, quota_GS):

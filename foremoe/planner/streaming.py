@@ -1,4 +1,4 @@
-"""PlanStream: plans micro-steps while later ones are still being sampled."""
+"""PlanStream: plans micro-steps while rollout still samples later ones."""
 
 import dataclasses
 import threading
@@ -29,8 +29,8 @@ _SAME = ("L", "G", "E", "num_topk", "stage", "model")
 class PlanStream:
     """Plans the micro-steps of one stage in a background thread as they are added.
 
-    The plan is, byte for byte, the planner's plan of all micro-steps at once. This requires rank solvers that treat every row by
-    itself, as the built-in ones do, and that have no wall-clock limit.
+    The plan is, byte for byte, the plan that the planner makes of all micro-steps at once. This requires rank solvers that solve
+    every row independently, as the built-in solvers do, and that have no wall-clock limit.
 
     Example::
 
@@ -41,15 +41,16 @@ class PlanStream:
         plan.check(stream.problem)
 
     Args:
-        planner: A planner with foresight ``"exact"``. Other kinds of foresight need later micro-steps.
+        planner: A planner with foresight ``"exact"``. Other kinds of foresight are not supported.
         cluster: The cluster, as for `Problem.of`.
-        reforward: Whether backward passes run the forward pass again. The schedule given to `finish` must agree.
+        reforward: Whether backward passes run the forward pass again. The schedule that is given to `finish` must have the same
+            value.
         key: Position of the plan in training. Defaults to step 0 of the stage.
         num_threads: Number of planning threads. Defaults to all cores.
         options: Arguments of `Problem.of`: redundant, slot_depth, model, home_LE, cost, replicas.
 
     Raises:
-        InputError: The foresight is another one, an option is unknown, or there is a home level but no ``home_LE``.
+        InputError: The foresight is not "exact", an option is unknown, or there is a home level but no ``home_LE``.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class PlanStream:
 
     @property
     def problem(self) -> Problem:
-        """The problem of all micro-steps. It is known once `finish` has returned."""
+        """The problem of all micro-steps. It is available after `finish` has returned."""
         if self._problem is None:
             raise InputError("the problem is known once finish() has returned; call it first.")
         return self._problem
@@ -85,7 +86,7 @@ class PlanStream:
 
         Raises:
             InputError: The micro-steps do not fit the earlier ones, or the stream is closed.
-            Exception: Planning earlier micro-steps raised this error.
+            Exception: Planning of earlier micro-steps raised this error.
         """
         self._require_open()
         if not isinstance(work, Workload):
@@ -107,10 +108,11 @@ class PlanStream:
         """Waits for the background thread and returns the plan of all micro-steps.
 
         Args:
-            schedule: Passes of all micro-steps. Defaults to that of `Problem.of`, with the `reforward` of this stream.
+            schedule: Order of the passes of all micro-steps. Defaults to the schedule of `Problem.of`, with the `reforward` of
+                this stream.
 
         Returns:
-            The plan, and a summary with the times of all parts added up.
+            The plan, and a summary in which the times of all parts are added up.
 
         Raises:
             InputError: Nothing was added, the schedule does not fit, or the stream is closed.
@@ -137,7 +139,7 @@ class PlanStream:
         return plan, report
 
     def close(self) -> None:
-        """Ends planning and drops unfinished work. May be called more than once."""
+        """Ends planning and discards unfinished work. It may be called more than once."""
         self._closed = True
         self._cancel.set()
         self._pool.shutdown(cancel_futures=True)

@@ -1,4 +1,4 @@
-"""The planning problem, with its load, machine and limits, the price of placements, and proven bounds."""
+"""The planning problem (load, machine and limits), the predicted time of placements, and proven lower bounds."""
 
 from foremoe.problem.bounds import load_bound, row_bound
 from foremoe.problem.cost import Cost, CostModel

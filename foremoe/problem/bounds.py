@@ -1,4 +1,4 @@
-"""Lower bounds of the largest rank load and of the objective of each row. They hold for every placement that keeps the homes."""
+"""Lower bounds for each row of the largest rank load and of the objective. They hold for all placements that keep the homes."""
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from foremoe.problem.problem import Problem, once
 
 @once
 def load_bound(problem: Problem) -> Array:
-    """Returns a lower bound of the largest rank load of every row, float64 [N] of whole numbers. Cached on the problem."""
+    """Returns a lower bound of the largest rank load of every row, whole numbers as float64 [N]. Cached on the problem."""
     bound_N, homes = np.zeros(problem.N, np.int64), _homes(problem)
     for_rows(lambda low, high: load_bound_rows(low, high, problem.load_NE, homes, bound_N), problem.N, whole=True)
     return frozen_array(bound_N, np.float64, "load_bound_N")
@@ -23,12 +23,12 @@ def load_bound(problem: Problem) -> Array:
 def settled_load_bound(problem: Problem, reached_N: Array) -> Array:
     """Returns `load_bound`, tightened with the loads that a placement reaches, float64 [N].
 
-    A tightened bound equals `reached_N` if that is optimal. Otherwise, it is within 0.5 % of the optimum.
+    A tightened bound equals the entry of `reached_N` if that load is optimal. If not, the bound is within 0.5 % of the optimum.
 
     Args:
         reached_N: Largest rank load of some placement, float64 [N]. Rows more than 6 % above their bound are not tightened.
-            Tightening also requires one redundant slot per rank, and replicas among at most 8 ranks. It takes 0.1 ms per row if
-            the placement is optimal.
+            Tightening also requires one redundant slot per rank and that an expert can have replicas on at most 8 ranks. It takes
+            0.1 ms per row if the placement is optimal.
     """
     bound_N, homes = load_bound(problem).copy(), _homes(problem)
     for_rows(lambda low, high: settle_rows(low, high, problem.load_NE, homes, reached_N, bound_N), problem.N, whole=True)
@@ -39,7 +39,8 @@ def settled_load_bound(problem: Problem, reached_N: Array) -> Array:
 def row_bound(problem: Problem) -> Array:
     """Returns a lower bound of the objective of every row, float64 [N]. Cached on the problem.
 
-    For ``"time"``, it contains the window, the latency of exchanges and the compute of `load_bound`, but no transfers.
+    For the objective ``"time"``, the bound is the sum of the window, the latency of exchanges and the compute time of
+    `load_bound` pairs. Transfers are not included.
     """
     if problem.cost.objective == "balance":
         return load_bound(problem)

@@ -1,4 +1,4 @@
-"""The objective, and costs in seconds with their parts."""
+"""The objective of solvers, and costs in seconds with their parts."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class Cost(ArrayValue):
     """Costs in seconds, by part. All parts have the same shape ([], [N] or [M, L]) and sum to `total_s`.
 
     Attributes:
-        window_s: Compute time of the slowest rank before the layer (attention), over all passes.
-        dispatch_s: Time of the busiest rank for sending tokens to the experts, over all passes.
-        compute_s: Time of expert compute on the slowest rank, over all passes.
-        combine_s: Time of the busiest rank for sending outputs back from the experts, over all passes.
-        transfer_s: Time of exposed weight copies, plus compute time lost to copies.
-        gradient_s: The same for the gradient returns of replicas.
+        window_s: Compute time of the slowest rank before the experts (mostly attention), summed over all passes.
+        dispatch_s: Time in which the busiest rank sends tokens to the experts, summed over all passes.
+        compute_s: Time in which the slowest rank computes its experts, summed over all passes.
+        combine_s: Time in which the busiest rank sends the outputs of experts back, summed over all passes.
+        transfer_s: Time of exposed weight copies, plus the compute time that is lost to copies.
+        gradient_s: Time of exposed gradient returns from replicas, plus the compute time that is lost to them.
     """
 
     window_s: Array
@@ -74,8 +74,8 @@ class CostModel:
 
     Attributes:
         objective: Quantity to minimise. ``"time"`` is the time of the row, and ``"balance"`` the largest rank load only.
-        overlap: Share of the time before the experts that copies can overlap with, from 0 (as when planning online) to 1. That
-            time is the window plus the balanced expert compute of one layer, or the window alone with one buffer per slot.
+        overlap: Share of compute time that copies can overlap with, from 0 (as when planning online) to 1. The compute time is
+            the window plus the expert compute of one balanced layer, or only the window if there is one buffer per slot.
 
     Example:
         >>> balance = foremoe.Problem.of(work, cluster, redundant=1, cost=foremoe.CostModel(objective="balance"))
@@ -92,5 +92,5 @@ class CostModel:
         real(self.overlap, "overlap", 0.0, 1.0, open_low=False)
 
     def adjust(self, rates: Rates) -> Rates:
-        """Returns the rates to use in prices. A subclass may change the rates that come from the machine."""
+        """Returns the rates for pricing. A subclass may override this method to change the rates that come from the machine."""
         return rates

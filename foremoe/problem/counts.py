@@ -15,7 +15,7 @@ _UNKNOWN = frozen_array(np.zeros((1, 1, 1)), np.int32, "sources")
 
 
 class Counts(NamedTuple):
-    """Numbers of pairs in every row, int32."""
+    """Numbers of (token, expert) pairs in every row, int32."""
 
     load_NE: Array  # pairs of each expert
     load_NGE: Array  # pairs by source rank; a single zero if `located` is False

@@ -1,7 +1,7 @@
-"""Rough prices of rows, for starts, homes, foresight and links. `foremoe.problem.pricing` has the exact price.
+"""Rough prices of rows, for starts, homes, foresight and links. The exact prices are in `foremoe.problem.pricing`.
 
-Exchanges are averaged, and copies are counted by rank. Constants come from `Cluster`. Unless ``cluster.calibrated`` is set, they
-are data-sheet figures, and every time is *model, uncalibrated*.
+Exchanges are averaged, and copies are counted by rank. Constants come from `Cluster`. Unless ``cluster.calibrated`` is set, these
+constants are data-sheet figures, and every time is *model, uncalibrated*.
 """
 
 import numpy as np
@@ -52,8 +52,7 @@ def row_times(problem: Problem) -> RowTimes:
 
 
 def window_seconds(problem: Problem) -> Array:
-    """Returns the time in seconds that a forward pass spends before the experts of a layer, on attention and layer overhead,
-    float64 [M, G]."""
+    """Returns the seconds of attention and overhead before the experts of a layer in one forward pass, float64 [M, G]."""
     cluster = problem.cluster
     if problem.tokens_MG is None:
         return np.full((problem.M, problem.G), cluster.layer_overhead_s)

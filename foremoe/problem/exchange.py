@@ -1,7 +1,7 @@
-"""Time of an exchange per pair, in closed form for loads near even. `Rates` and the pack level price tokens with it.
+"""Time of an exchange per pair, in closed form for nearly even loads. `Rates` and the pack level use it to price tokens.
 
 Peer links (or the kernels that use them) and RDMA links work in parallel, so an exchange takes as long as the busier of the two.
-This module takes the kind of link that is busier with even load.
+This module prices only the kind of link that is busier if the load is even.
 """
 
 from typing import NamedTuple
@@ -14,12 +14,12 @@ from foremoe.problem.kernels.reached import alone, reached
 
 
 class PairPrices(NamedTuple):
-    """Seconds of one exchange in one direction. Pairs that a rank serves for itself are free.
+    """Times in seconds that pairs add to one exchange in one direction. Pairs that a rank serves for itself add none.
 
     Attributes:
         peer_s: Time for every pair served on another rank of its node, counted over all ranks.
         rdma_s: Time for every pair served in another node, counted over all ranks.
-        late_s: Time for every pair that the busiest rank serves above the mean, because an exchange ends when it is done.
+        late_s: Time for every pair that the busiest rank serves above the mean, because an exchange ends when this rank is done.
     """
 
     peer_s: float
@@ -30,8 +30,8 @@ class PairPrices(NamedTuple):
 def pair_prices(model: Model, cluster: Cluster) -> PairPrices:
     """Returns the prices of an exchange of tokens whose sources and experts are spread evenly over ranks.
 
-    With ``"node"`` dispatch, a token is sent once to every node and every rank that serve it (see `reached`). Serving a pair
-    nearer saves a message only if none of the token's other experts is there.
+    With ``"node"`` dispatch, a token is sent once to every node and once to every rank that serves it (see `reached`). To serve
+    one of its pairs nearby saves a message only if the far node or rank serves no other pair of that token.
     """
     G = cluster.num_ranks
     share_V = np.bincount(cluster.node_of_rank_G) / G

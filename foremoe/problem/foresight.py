@@ -1,4 +1,4 @@
-"""Foresight: the load that the planner sees. With router replay, it is exact. Other kinds are for ablations and baselines."""
+"""Foresight: the load that the planner sees. It is exact with router replay. Other kinds are for ablations and baselines."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -18,10 +18,10 @@ PAST = 8
 
 @dataclass(frozen=True, slots=True)
 class Noisy:
-    """Exact loads with noise. Each expert's load is multiplied by exp(drift * normal), and the row is rescaled to its total.
+    """Exact loads with noise. Each expert's load is multiplied by exp(drift * normal). Then the row is scaled to its old total.
 
     Attributes:
-        drift: Standard deviation of the log factor, from 0 to 100.
+        drift: Standard deviation of the factor's logarithm, from 0 to 100.
         seed: Seed of the noise, an integer >= 0. The noise of a micro-step does not depend on the number of micro-steps.
 
     Example:
@@ -41,14 +41,16 @@ class Noisy:
 
 @dataclass(frozen=True, slots=True)
 class Rerouted:
-    """Routing in which a share of the choices differs, as when training routes by itself (``stage(..., replay=False)``).
+    """Routing in which a share of the choices differs, as if training computed its own routing (``stage(..., replay=False)``).
 
-    Levels plan for this routing, source by source. The real load is then served as a runtime serves it. Each source sends a slot
-    at most its planned pairs, and the rest to the expert's home. Other kinds of foresight split quotas on the real load instead.
+    The levels plan for this routing with counts by source. The real load is then served as a runtime would serve it. Each source
+    sends a slot at most the planned number of pairs, and sends all further pairs to the expert's home. With other kinds of
+    foresight, quotas are split on the real load instead.
 
     Attributes:
         share: Share of (token, layer) choices that differ, from 0 (exact foresight) to 1.
-        how: With "swap", one of a token's experts is replaced by another, drawn by load. With "redraw", all are drawn by load.
+        how: With "swap", one of the token's experts is replaced by another one. With "redraw", all of them are drawn again.
+            Experts are drawn with probabilities in proportion to their load.
         seed: Seed of the draw, an integer >= 0. The draw of a micro-step does not depend on the number of micro-steps.
 
     Example:
@@ -68,7 +70,7 @@ class Rerouted:
         whole(self.seed, "seed of Rerouted", 0)
 
     def counts(self, load_MLGE: Array, num_topk: int) -> Array:
-        """Draws such routing as counts, int32 [M, L, G, E], for known counts. Every source keeps its number of pairs."""
+        """Returns counts of changed routing, int32 [M, L, G, E], for given counts. Every source keeps its number of pairs."""
         out_MLGE = load_MLGE.astype(np.int64)
         for m, load_LGE in enumerate(out_MLGE):
             rng = np.random.default_rng([self.seed, m])
@@ -90,7 +92,7 @@ class Rerouted:
         return out_MLGE.astype(np.int32)
 
     def choices(self, topk_TLK: Array) -> Array:
-        """Draws such routing for tokens, [T, L, K]. Distinct experts remain distinct, and -1 remains -1."""
+        """Returns changed choices of tokens, [T, L, K]. Distinct experts of a token remain distinct, and -1 remains -1."""
         out_TLK = topk_TLK.copy()
         for layer in range(topk_TLK.shape[1]):
             rng = np.random.default_rng([self.seed, layer])
@@ -119,9 +121,9 @@ def require_foresight(foresight: Foresight) -> None:
 
 
 def foreseen(problem: Problem, foresight: Foresight, history_LE: Array | None) -> Problem:
-    """Returns the problem that the levels and the guard see. Its load is `predicted_load`, by source only for `Rerouted`.
+    """Returns the problem that levels and guard see. Its load is `predicted_load`. Counts by source exist only for `Rerouted`.
 
-    The scenarios are the earlier micro-steps with "previous", and all micro-steps of the step with "step".
+    With "previous", the scenarios are the earlier micro-steps. With "step", they are all micro-steps of the step.
     """
     if isinstance(foresight, Rerouted) and foresight.share > 0:
         given_MLGE = problem.load_MLGE if problem.load_MLGE is not None else problem.load_MLE[:, :, None]
@@ -154,9 +156,9 @@ def predicted_load(load_MLE: Array, foresight: str | Noisy, history_LE: Array | 
 
     Args:
         load_MLE: Real load.
-        foresight: ``"exact"`` for the real load, ``"previous"`` for that of the previous micro-step, ``"step"`` for the step's
-            sum in every micro-step, or `Noisy`.
-        history_LE: Load that the first micro-step sees with ``"previous"``. None stands for zeros.
+        foresight: With ``"exact"``, solvers see the real load. With ``"previous"``, they see the load of the previous micro-step.
+            With ``"step"``, they see the sum over the step in every micro-step. The value may also be a `Noisy`.
+        history_LE: Load that solvers see in the first micro-step with ``"previous"``. None stands for zeros.
     """
     if isinstance(foresight, Noisy):
         noise = [np.random.default_rng([foresight.seed, m]).standard_normal(load_MLE.shape[1:]) for m in range(len(load_MLE))]

@@ -1,4 +1,4 @@
-"""The laws of placements. Each check is vectorised and returns the violations with their places and numbers."""
+"""Laws of placements. Each check is vectorised and returns the violations, with the indices and numbers of each one."""
 
 from collections.abc import Callable
 
@@ -16,7 +16,7 @@ SHOWN_PER_LAW = 4  # a broken plan is usually broken everywhere, so a few places
 
 
 class Violations:
-    """A list of violations. `mask` adds the first few true places of a mask."""
+    """A list of violations. The method `mask` adds a violation for each of the first few true entries of a mask."""
 
     def __init__(self, num_layers: int) -> None:
         self.errors: list[PlanError] = []
@@ -26,7 +26,7 @@ class Violations:
         self.errors.append(PlanError(law, where, message))
 
     def mask(self, law: str, mask: Array, axes: str, message: Callable[[tuple[int, ...]], str]) -> None:
-        """Adds the true places of `mask`. `axes` names its axes by letter. The first one is N (a row) or C (a copy)."""
+        """Adds violations for true entries of `mask`. `axes` has a letter for each axis, first N (a row) or C (a copy)."""
         if not mask.any():  # much faster than searching for places
             return
         places = np.argwhere(mask)
@@ -43,7 +43,7 @@ class Violations:
 
 
 def slot_violations(expert_NGS: Array, shape: tuple[int, ...], num_experts: int, num_layers: int) -> list[PlanError]:
-    """Returns violations that would make compiled code read out of bounds, because it does not check slots."""
+    """Returns violations with which compiled code would read out of bounds. Compiled code does not check slots itself."""
     found = Violations(num_layers)
     if not isinstance(expert_NGS, np.ndarray):
         found.add("slots", f"expert_NGS must be an array of integers; got {type(expert_NGS).__name__}.")
@@ -57,14 +57,14 @@ def slot_violations(expert_NGS: Array, shape: tuple[int, ...], num_experts: int,
 
 
 def require_slots(expert_NGS: Array, shape: tuple[int, ...], num_experts: int, num_layers: int) -> None:
-    """Raises the first of `slot_violations`, if there is one."""
+    """Raises the first error of `slot_violations`, if there is one."""
     broken = slot_violations(expert_NGS, shape, num_experts, num_layers)
     if broken:
         raise broken[0]
 
 
 def placement_violations(problem: Problem, placement: Placement, *, keeps_homes: bool = True) -> list[PlanError]:
-    """Checks laws 1 and 2 for a solver's result: shapes, tokens, homes, slots, canonical form and node limits."""
+    """Checks a solver's result against laws 1 and 2, which are about shapes, tokens, homes, slots, canonical form and nodes."""
     found = Violations(problem.L)
     broken = slot_violations(placement.expert_NGS, (problem.N, problem.G, problem.S), problem.E, problem.L)
     if broken:
@@ -85,7 +85,7 @@ def placement_violations(problem: Problem, placement: Placement, *, keeps_homes:
 
 
 def check_stops(found: Violations, stop_N: Array | None) -> None:
-    """Checks that every row has a valid `Stop`."""
+    """Checks that `stop_N` has a valid `Stop` for every row."""
     if stop_N is not None and stop_N.size and stop_N.max() > max(Stop):
         found.mask("stop", stop_N > max(Stop), "N", lambda i: f"{stop_N[i[0]]} is not a code of Stop")
 
@@ -139,7 +139,7 @@ def check_placement(
 
 @kernel
 def laws_hold(expert_NGS, quota_NGS, load_NE, home_LE, node_G, keeps_homes):
-    """Returns True if `check_placement` finds nothing, reading every slot once. Replicas must be on ranks of one `node_G`."""
+    """Returns True if `check_placement` finds nothing. Reads every slot once. A replica must be in the `node_G` of its home."""
     N, G, S = expert_NGS.shape
     L, E = home_LE.shape
     B = E // G

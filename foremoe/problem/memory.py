@@ -1,8 +1,8 @@
-"""Memory of a rank: the bytes that a stage keeps on every rank, by part, and whether they fit.
+"""Memory of a rank: the bytes that a stage keeps on every rank, by part, and a check of whether they fit.
 
-Planner, simulator, report and command line all use this definition. It leaves out memory that the model does not know: the
-accelerator's context, communication buffers, fragmentation, logits, activations of shared experts, dense layers and tensor
-parallelism.
+Planner, simulator, report and command line all use this definition. The definition leaves out what the model does not know: the
+accelerator's context, communication buffers, fragmentation, logits, and activations of shared experts, of dense layers and of
+tensor parallelism.
 """
 
 import dataclasses
@@ -28,16 +28,16 @@ RETURN_BYTES = 2**30
 
 
 class Memory(NamedTuple):
-    """Memory in bytes on every rank, as integers, or as int64 [G] if ranks differ.
+    """Memory in bytes on every rank. A part is an integer, or an array int64 [G] if ranks differ.
 
     Attributes:
-        weights: Weights of experts at home, attention, shared experts, and of embedding and head if the problem has that end of
-            the model.
-        gradients: Main gradients of these weights, in the update stage.
-        optimizer: This rank's share of the optimizer state, in the update stage.
-        slots: Buffers of redundant slots, with their gradients in the update stage. It is 0 if no slot is used.
-        staging_G: Replica gradients that have arrived and are not added yet.
-        activations_G: Peak of activations.
+        weights: Weights of experts at home, attention and shared experts. The embedding and the head are included if the problem
+            has the first or last layers of the model.
+        gradients: Main gradients of these weights in the update stage.
+        optimizer: Share of the optimizer state that this rank keeps in the update stage.
+        slots: Buffers of redundant slots, with gradient buffers in the update stage. It is 0 if no slot is used.
+        staging_G: Replica gradients that have arrived but have not been added yet.
+        activations_G: Peak memory of activations.
     """
 
     weights: int
@@ -49,7 +49,7 @@ class Memory(NamedTuple):
 
     @property
     def peak_G(self) -> Array:
-        """int64 [G], the sum of all parts."""
+        """Sum of all parts, int64 [G]."""
         return self.weights + self.gradients + self.optimizer + self.slots + self.staging_G + self.activations_G
 
     def parts(self) -> dict[str, int]:
@@ -64,8 +64,8 @@ class Fit(NamedTuple):
 
     Attributes:
         peak_bytes: Peak memory of the fullest rank.
-        reforward_bytes: Peak memory with activation recomputation of every layer. None if it is already on, or if there is no
-            backward pass.
+        reforward_bytes: Peak memory with activation recomputation of every layer. None if recomputation is already on or if there
+            is no backward pass.
         memory_bytes: Memory of one rank.
     """
 
@@ -80,13 +80,13 @@ class Fit(NamedTuple):
 
     @classmethod
     def worst(cls, fits: Sequence["Fit"]) -> Self:
-        """Combines the results of several groups or pipeline ranks into that of the worst."""
+        """Combines the results of several groups or pipeline ranks into one, with the largest peaks and the smallest memory."""
         again = [fit.reforward_bytes for fit in fits if fit.reforward_bytes is not None]
         memory_bytes = min(fit.memory_bytes for fit in fits)
         return cls(max(fit.peak_bytes for fit in fits), max(again) if again else None, memory_bytes)
 
     def text(self, held: str = "") -> str:
-        """Returns one line such as ``does not fit: 179 of 80 GB; with activation recomputation 23 GB``. `held` follows 80 GB."""
+        """Returns a line such as ``does not fit: 179 of 80 GB; with activation recomputation 23 GB``. `held` follows 80 GB."""
         peak, memory = gigabytes(self.peak_bytes), gigabytes(self.memory_bytes)
         if peak == memory and not self.fits:  # equal after rounding to whole numbers
             peak = f"{self.peak_bytes / 1e9:.2f}"
@@ -97,7 +97,7 @@ class Fit(NamedTuple):
 
 
 def gigabytes(num_bytes: float) -> str:
-    """Formats bytes as whole gigabytes, or with three digits below 10 GB."""
+    """Formats a number of bytes as whole gigabytes, or with three digits if it is below 10 GB."""
     return f"{num_bytes / 1e9:.0f}" if num_bytes >= 9.995e9 else f"{num_bytes / 1e9:.3g}"
 
 
@@ -107,7 +107,7 @@ def rank_memory(problem: Problem, placement: Placement, *, trainer: Trainer | No
     Args:
         problem: Problem that the stage runs.
         placement: Experts and quotas of all slots.
-        trainer: Optimizer state and number of groups that share it. Defaults to Adam and one group.
+        trainer: Optimizer state and the number of EP groups that share it. Defaults to Adam and one group.
     """
     model, trainer = problem.model, trainer or Trainer()
     trains = problem.stage == "update"
@@ -126,7 +126,7 @@ def rank_memory(problem: Problem, placement: Placement, *, trainer: Trainer | No
 
 
 def buffer_bytes(problem: Problem, redundant: int) -> int:
-    """Returns the bytes of the buffers of `redundant` slots on a rank: weights and, in the update stage, gradients."""
+    """Returns the bytes of weights and, in the update stage, of gradients in the buffers of `redundant` slots on a rank."""
     per_buffer = problem.model.expert_bytes + (problem.model.gradient_bytes if problem.stage == "update" else 0)
     return redundant * problem.slot_depth * per_buffer
 
@@ -137,7 +137,7 @@ def peak_bytes(problem: Problem, placement: Placement, *, trainer: Trainer | Non
 
 
 def fit(problem: Problem, placement: Placement, *, trainer: Trainer | None = None) -> Fit:
-    """Checks whether the fullest rank fits, with and without recomputing single layers. Arguments as for `rank_memory`."""
+    """Checks whether the fullest rank fits, with and without recomputing single layers. Arguments are those of `rank_memory`."""
     memory = rank_memory(problem, placement, trainer=trainer)
     peak, again = int(memory.peak_G.max()), None
     if problem.schedule.trains and not problem.schedule.reforward:
@@ -150,7 +150,7 @@ def fit(problem: Problem, placement: Placement, *, trainer: Trainer | None = Non
 def rank_params(problem: Problem) -> tuple[int, int]:
     """Returns the number of weights in a rank's experts at home, and the number of all its other weights.
 
-    The second number includes the embedding and the head if the problem has these ends of the model.
+    The second number includes the embedding if the problem has the first layer of the model, and the head if it has the last.
     """
     model, layer_L = problem.model, problem.moe_layer_L
     last = model.first_moe_layer + model.num_layers - 1
@@ -160,7 +160,7 @@ def rank_params(problem: Problem) -> tuple[int, int]:
 
 
 def staging_bytes(problem: Problem, placement: Placement) -> Array:
-    """Returns int64 [G], the bytes of replica gradients that wait to be added at home: `PREFETCH` + 1 rows, up to the limit."""
+    """Returns the bytes of replica gradients that wait to be added at home, int64 [G]: `PREFETCH` + 1 rows, up to a limit."""
     if problem.stage != "update" or not problem.R:
         return np.zeros(problem.G, np.int64)
     row_Z, rank_Z, slot_Z = np.nonzero(placement.quotas_NGS[..., problem.B :] > 0)
@@ -174,15 +174,15 @@ def staging_bytes(problem: Problem, placement: Placement) -> Array:
 
 
 def pair_activation_bytes(model: Model) -> float:
-    """Returns the bytes that the backward pass needs of one pair: input, output, and the results of the expert's matrices."""
+    """Returns the bytes kept for the backward pass of one pair: input, output and the results of the expert's matrices."""
     return model.bytes_per_activation * (2 * model.hidden_size + model.num_matrices * model.ffn_size)
 
 
 def token_activation_bytes(model: Model) -> float:
-    """Returns the bytes that the backward pass needs of one token in a layer outside the experts.
+    """Returns the bytes that one token keeps for the backward pass of a layer, without the bytes of its pairs.
 
-    These are the inputs of attention, of its norm, of the second norm and of the router. Flash attention also keeps queries and
-    the output of attention. Keys and values, which have fewer heads, are left out.
+    These are the inputs of attention, of its norm, of the second norm and of the router. Flash attention also keeps the queries
+    and the output. Keys and values are left out, because they have fewer heads.
     """
     return model.bytes_per_activation * (4 * model.hidden_size + model.num_heads * (model.qk_head_dim + model.v_head_dim))
 
@@ -190,9 +190,9 @@ def token_activation_bytes(model: Model) -> float:
 def activation_peak(problem: Problem, placement: Placement) -> Array:
     """Returns the peak memory of activations over the schedule's uses in bytes, int64 [G].
 
-    A forward pass keeps the activations that its backward pass needs. With recomputation, it keeps only the input of every layer,
-    or of the first layer of every block. The other activations exist from the recomputation to the end of that layer's backward
-    pass. A forward-only stage keeps nothing.
+    A forward pass keeps the activations that its backward pass needs. With recomputation, a forward pass keeps only the input of
+    every layer or of the first layer of every block. The other activations exist from the recomputation of a layer to the end of
+    its backward pass. A forward-only stage keeps nothing.
     """
     schedule, uses = problem.schedule, problem.schedule.uses(problem.L)
     row_U = uses.micro_step_U.astype(np.int64) * problem.L + uses.layer_U

@@ -30,9 +30,9 @@ class Placement(ArrayValue):
     Attributes:
         expert_NGS: Logical expert in each slot, int16, or -1 for an empty slot. Slots [0, B) are base slots, which hold the homes
             unless the solver moves homes. Slots [B, S) are redundant.
-        quota_NGS: Number of (token, expert) pairs that each slot serves, int32. None leaves it to the split level.
-        bound_N: Lower bound of the objective that the solver proved, float64, or None.
-        stop_N: `Stop` of each row, uint8, or None if all are DONE.
+        quota_NGS: Number of (token, expert) pairs that each slot serves, int32. If None, the split level chooses the quotas.
+        bound_N: Lower bound of the objective of each row that the solver has proven, float64, or None.
+        stop_N: `Stop` of each row, uint8. None means that all rows are DONE.
 
     In canonical form, a rank holds an expert at most once, and no replica is on its own home rank. A redundant slot is empty if
     and only if its quota is 0. Base slots may have quota 0. An expert's quotas sum to its load.
@@ -45,7 +45,7 @@ class Placement(ArrayValue):
 
     @property
     def quotas_NGS(self) -> Array:
-        """`quota_NGS`. Raises InputError if the split level has not filled it yet."""
+        """The array `quota_NGS`. Raises InputError if the split level has not filled it yet."""
         if self.quota_NGS is None:
             raise InputError("this placement has no quotas yet; run a split solver on it first.")
         return self.quota_NGS
@@ -73,6 +73,6 @@ def _or(array: Array | None, mask_N: Array, fill: float) -> Array:
 
 
 def repeated(expert_GS: Array) -> Array:
-    """Returns bool, True for ranks that hold an expert more than once. The last axis is a rank's slots. -1 is an empty slot."""
+    """Returns True for ranks that hold an expert more than once. The last axis has a rank's slots, and -1 marks empty ones."""
     sorted_GS = np.sort(expert_GS, axis=-1)
     return ((sorted_GS[..., 1:] == sorted_GS[..., :-1]) & (sorted_GS[..., 1:] >= 0)).any(axis=-1)

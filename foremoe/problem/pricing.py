@@ -1,7 +1,7 @@
-"""The price of rows, which is the predicted time of a placement by part. The simulator uses the same formula.
+"""Prices of rows, which are the predicted times of a placement by part. The simulator uses the same formula.
 
-Dispatch and combine take as long as the busiest rank, link or NIC under the split law. Experts take as long as the slowest rank.
-Only exposed copies cost time (`foremoe.problem.kernels.row_price`). Only simulation models the coupling of rows.
+Under the split law, dispatch and combine take as long as the busiest rank, link or NIC. Experts take as long as the slowest rank.
+Only exposed copies cost time (`foremoe.problem.kernels.row_price`). Only the simulation models how rows delay each other.
 """
 
 import numpy as np
@@ -27,7 +27,7 @@ _AHEAD = 2
 
 @once
 def problem_prices(problem: Problem) -> Prices:
-    """Returns the prices for a problem's rows. Cached on the problem."""
+    """Returns the prices that apply to all rows of a problem. Cached on the problem."""
     model, cluster = problem.model, problem.cluster
     backward, reforward = float(problem.schedule.trains), float(problem.schedule.reforward)
     message_s = model.token_bytes / np.array([cluster.kernel_bytes_per_s, cluster.rdma_bytes_per_s])
@@ -49,7 +49,7 @@ def problem_prices(problem: Problem) -> Prices:
 
 @once
 def problem_rows(problem: Problem) -> Rows:
-    """Returns the rows of a problem. Cached on the problem."""
+    """Returns the rows of a problem in the form that compiled functions read. Cached on the problem."""
     cluster, home_LE = problem.cluster, (problem.home_LE // problem.B).astype(np.int64)
     backward, reforward = float(problem.schedule.trains), float(problem.schedule.reforward)
     once_N = np.repeat(window_seconds(problem).max(axis=1), problem.L)
@@ -74,14 +74,14 @@ def ranks_of(cluster: Cluster, travel: int, num_topk: int) -> Ranks:
 
 
 def row_objective(problem: Problem, placement: Placement) -> Array:
-    """Returns the quantity that solvers minimise, float64 [N]: pairs on the busiest rank for balance, seconds for time."""
+    """Returns the quantity that solvers minimise, float64 [N]: pairs of the busiest rank, or seconds for the objective "time"."""
     if problem.cost.objective == "balance":
         return placement.load_NG().max(axis=1).astype(np.float64)
     return price(problem, placement).total_s
 
 
 def price(problem: Problem, placement: Placement) -> Cost:
-    """Returns the predicted seconds of every row of a placement, [N], for either objective.
+    """Returns the predicted seconds of every row of a placement, [N], whatever the objective of the problem.
 
     Example:
         >>> static = foremoe.price(problem, problem.static())

@@ -1,4 +1,4 @@
-"""Problem: the input of solvers. It holds and checks the hard constraints, while preferences belong to the solvers."""
+"""Problem: the input of solvers. It holds and checks the hard constraints. Preferences are settings of the solvers."""
 
 import dataclasses
 import functools
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class Derived:
-    """Holds the values that are cached on a problem. They are not fields, so copies and files do not contain them."""
+    """Values that are cached on a problem. They are not fields, so copies of a problem and files do not contain them."""
 
     __slots__ = (
         "_counts", "_load_bound", "_problem_prices", "_problem_rates", "_problem_rows", "_row_bound",
@@ -40,7 +40,7 @@ class Derived:
 
 
 def once(work_out: Callable[[Any], T]) -> Callable[[Any], T]:
-    """Caches a function's result on the problem, under the function's name."""
+    """Decorates a function of a problem so that its result is cached on the problem, under the function's name."""
     slot = f"_{work_out.__name__.lstrip('_')}"
 
     @functools.wraps(work_out)
@@ -64,25 +64,28 @@ class Problem(ArrayValue, Derived):
         schedule: Order of passes, with M micro-steps.
         redundant: R, the number of redundant slots per rank, at least 0.
         slot_depth: Number of buffers per redundant slot. All layers share one ring of ``redundant * slot_depth`` buffers, each
-            the size of an expert. With more buffers, copies may start earlier, and an expert that is still in a buffer when it is
-            needed again, as in the backward pass, is not sent twice. With large micro-steps, 2 are enough (at 8,192 tokens per
-            rank, stages take at most 0.2 % longer). With small micro-steps, the third one pays off.
-        replicas: Ranks allowed for replicas: ``"any"``, or ``"node"`` to keep a replica inside the node of its home.
-        home_LE: Home slot g*B + b of every expert, int32, a permutation per layer.
-        load_MLE: Number of (token, expert) pairs, int32.
-        load_MLGE: Number of pairs by source rank, int32, or None (dispatch is then priced without locality).
-        tokens_MG: Number of tokens per source rank, int32, or None (the cost model then has no compute before the layer).
+            the size of an expert. With more buffers, copies may start earlier. An expert that is still in a buffer when the
+            backward pass needs it is not sent again. With large micro-steps, 2 buffers are enough: at 8,192 tokens per rank,
+            stages take at most 0.2 % longer than with 3. With small micro-steps, the third buffer pays off.
+        replicas: Ranks that may hold a replica: ``"any"`` rank, or only ranks in the ``"node"`` of its home.
+        home_LE: Home slot g*B + b of every expert, int32. The entries of a layer are a permutation.
+        load_MLE: Number of (token, expert) pairs of each expert, int32.
+        load_MLGE: Number of pairs of each expert by source rank, int32. If None, dispatch is priced as if all ranks sent equally
+            many.
+        tokens_MG: Number of tokens per source rank, int32. If None, the cost model has no compute before the experts.
         attention_MG: Sum of squared sequence lengths per source rank, float64, or None.
-        moe_layer_L: The model's layer numbers, int32.
-        trace_id: Id of the trace of the load, or empty.
+        moe_layer_L: Indices of the planned layers among all layers of the model, int32.
+        trace_id: Id of the trace that the load comes from, or an empty string.
         dealt: Record of how the sequences were packed, or None.
-        routed: Routing of every token. If None, simulated exchanges by node are estimated from counts.
-        scenario_XMLE: Equally likely loads if `load_MLE` is only a prediction, int32. A scenario without pairs is ignored. Each
-            row is placed once, and split when its load is known. None if the load is known, or if there are no scenarios.
-        scenarios_complete: Whether the real load of a row will be one of its scenarios. False if they are samples.
+        routed: Routing of every token. If None, the simulator estimates ``"node"`` dispatch from counts.
+        scenario_XMLE: Equally likely loads, int32, for a `load_MLE` that is only a prediction. Scenarios without pairs are
+            ignored. Each row is placed once for all scenarios, and its quotas are split when its load is known. None if the load
+            is known or there are no scenarios.
+        scenarios_complete: Whether the real load of a row is certain to be one of its scenarios. False if the scenarios are
+            samples.
 
     Raises:
-        InputError: Shapes, ranges or sums do not fit.
+        InputError: An array has a wrong shape, a value is out of range, or sums do not agree.
     """
 
     model: Model
@@ -155,18 +158,19 @@ class Problem(ArrayValue, Derived):
         home_LE: Array | None = None, cost: CostModel | None = None, schedule: Schedule | None = None,
         slot_depth: int = 3, replicas: str = "any", routed: RoutedTokens | None = None,
     ) -> Self:  # fmt: skip
-        """Creates the problem of balancing `workload` on `cluster`. The other arguments are attributes of `Problem`.
+        """Creates the problem of balancing `workload` on `cluster`. All further arguments are attributes of `Problem`.
 
         Args:
-            redundant: Number of redundant slots per rank. `choose_slots` finds the number that pays off, as commands do by
-                default: ``choose_slots(Problem.of(work, cluster)).problem``.
-            model: Sizes of the model. Default to the preset named by the workload, or the only one of its shape.
+            redundant: Number of redundant slots per rank. To find the number that pays off, as commands do by default, call
+                ``choose_slots(Problem.of(work, cluster)).problem``.
+            model: Sizes of the model. Defaults to the preset that the workload names, or to the only preset with its shape.
             home_LE: Home slots of the experts. By default, expert e is at home slot e.
             cost: Cost model. Defaults to ``CostModel(objective="time")``. The other objective is ``"balance"``.
-            schedule: Order of passes. Defaults to forward only for recompute, and to gradient accumulation for update.
+            schedule: Order of passes. By default, recompute runs only forward passes, and update runs gradient accumulation.
 
         Raises:
-            InputError: No model fits the workload, the number of ranks differs, or `Problem` refuses a value.
+            InputError: No model fits the workload, workload and cluster differ in the number of ranks, or `Problem` refuses a
+                value.
 
         Example:
             >>> two = foremoe.Problem.of(work, cluster, redundant=2)
@@ -238,18 +242,18 @@ class Problem(ArrayValue, Derived):
 
     @once
     def counts(self) -> Counts:
-        """Returns the load in the form that compiled functions read. Cached on the problem."""
+        """Returns the load as `Counts`, which compiled functions read. Cached on the problem."""
         return count(self.load_NE, self.load_NGE, self.cluster.node_of_rank_G)
 
     @property
     def base_NGB(self) -> Array:
-        """Expert at home in every base slot, int16 [N, G, B]."""
+        """Expert whose home is the base slot, for every base slot, int16 [N, G, B]."""
         base_LE = np.empty((self.L, self.E), np.int16)
         np.put_along_axis(base_LE, self.home_LE, np.arange(self.E, dtype=np.int16)[None], axis=1)
         return np.tile(base_LE, (self.M, 1)).reshape(self.N, self.G, self.B)
 
     def static(self) -> Placement:
-        """Returns the placement with every expert at home and redundant slots empty."""
+        """Returns the placement with every expert at home and all redundant slots empty."""
         expert_NGS = np.full((self.N, self.G, self.S), -1, np.int16)
         quota_NGS = np.zeros((self.N, self.G, self.S), np.int32)
         base_NGB = self.base_NGB
@@ -259,7 +263,7 @@ class Problem(ArrayValue, Derived):
         return Placement(expert_NGS=expert_NGS, quota_NGS=quota_NGS)
 
     def with_load(self, load_MLE: Array) -> Self:
-        """Returns the same problem with another load, such as a prediction, whose sources are not known."""
+        """Returns the same problem with another load, such as a prediction. The source ranks of its pairs are not known."""
         return dataclasses.replace(self, load_MLE=load_MLE, load_MLGE=None, routed=None, scenario_XMLE=None)
 
     def __getitem__(self, micro_steps: slice) -> Self:
@@ -270,13 +274,13 @@ class Problem(ArrayValue, Derived):
         return dataclasses.replace(self, **cut, schedule=self.schedule[micro_steps], routed=None)
 
     def layers(self, indices: Sequence[int], schedule: Schedule | None = None) -> Self:
-        """Returns some layers as a separate problem. Requires `schedule` if the schedule of this problem has several chunks."""
+        """Returns a problem with only the layers `indices`. `schedule` is required if the present schedule has several chunks."""
         cut = self.cut_arrays(L=layer_positions(indices, self.L))
         return dataclasses.replace(self, **cut, schedule=self.schedule if schedule is None else schedule)
 
 
 def layer_number_fault(moe_layer_L: Array, model: Model) -> str:
-    """Returns one sentence that says why a model has no such layers, or an empty string if it has them."""
+    """Returns one sentence that says why `model` does not have these layers, or an empty string if it has them."""
     end = model.first_moe_layer + model.num_layers
     if moe_layer_L.size and not 0 <= moe_layer_L.min() <= moe_layer_L.max() < end:
         have = f"layer numbers go from {moe_layer_L.min()} to {moe_layer_L.max()}"

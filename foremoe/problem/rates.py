@@ -1,4 +1,4 @@
-"""Rough prices for starts, homes and foresight: the seconds of a pair, a slot, a copy and a gradient in one problem."""
+"""Rough prices for starts, homes and foresight: the time that a pair, a slot, a copy or a gradient takes in one problem."""
 
 from typing import NamedTuple
 
@@ -11,12 +11,12 @@ from foremoe.base.compiled import inner_kernel, kernel
 
 
 class Rates(NamedTuple):
-    """Coefficients in seconds, as plain numbers that compiled functions can read.
+    """Times in seconds of the units of work in a row, as plain numbers that compiled functions can read.
 
-    A part of ``pair_s`` is for the exchange, which ends when the rank with the most pairs has received them. ``peer_pair_s`` and
-    ``rdma_pair_s`` are for a pair dispatched inside a node and between nodes, averaged over ranks. ``replica_*_s`` is the compute
-    time lost to the copy of a replica. Copies can overlap with ``hide_*_s``, which differ by row. They are zero until `row_rates`
-    sets them.
+    ``pair_s`` includes a part for the exchange, because an exchange ends when the rank with the most pairs has received them.
+    ``peer_pair_s`` and ``rdma_pair_s`` are the times of a pair that is dispatched inside a node and between nodes, averaged over
+    ranks. ``replica_*_s`` is the compute time that is lost to the copy of a replica. ``hide_*_s`` is the time that copies can
+    overlap with. It differs between rows and is zero until `row_rates` sets it.
     """
 
     hide_forward_s: float
@@ -35,7 +35,7 @@ class Rates(NamedTuple):
 
 
 class RowTimes(NamedTuple):
-    """Time in seconds that copies can overlap with in each row, float64 [N]."""
+    """Times in seconds that copies can overlap with in each row, float64 [N]."""
 
     hide_forward_N: Array
     hide_backward_N: Array
@@ -49,17 +49,17 @@ def row_rates(rates, times, n):
 
 @inner_kernel
 def back_s(out, into, copy_s, gradient_s, rates):
-    """Returns the backward seconds of the busier direction of a rank's link.
+    """Returns the seconds of a backward pass for which the busier direction of a rank's link is busy.
 
-    `out` counts the replicas of its experts on other ranks, and `into` the replicas on it. Gradients flow against weights, so a
-    rank sends weights of its own experts and gradients of other ranks' experts.
+    `out` is the number of replicas that other ranks hold of this rank's experts, and `into` the number of replicas on this rank.
+    Gradients flow against weights, so a rank sends the weights of its own experts and the gradients of its replicas.
     """
     return rates.trains * max(copy_s * out + gradient_s * into, copy_s * into + gradient_s * out)
 
 
 @inner_kernel
 def add_copies(num, home, rank, node_G, fan_4G):
-    """Adds `num` replicas on `rank` of experts at home on `home` to `fan_4G`, int64, for both ranks (peer links, then RDMA)."""
+    """Adds `num` copies from rank `home` to `rank` to `fan_4G`, int64: out and in on peer links, then out and in on RDMA."""
     link = 0 if node_G[home] == node_G[rank] else 2
     fan_4G[link, home] += num
     fan_4G[link + 1, rank] += num
@@ -67,7 +67,7 @@ def add_copies(num, home, rank, node_G, fan_4G):
 
 @inner_kernel
 def busiest_s(fan_4G, rates):
-    """Returns the seconds of the busiest rank's link in forward and in backward. `add_copies` fills `fan_4G`."""
+    """Returns the seconds for which the busiest link works in forward and in backward passes. `add_copies` fills `fan_4G`."""
     forward_s, backward_s = 0.0, 0.0
     for g in range(fan_4G.shape[1]):
         out, into, far_out, far_into = fan_4G[0, g], fan_4G[1, g], fan_4G[2, g], fan_4G[3, g]
@@ -80,13 +80,13 @@ def busiest_s(fan_4G, rates):
 
 @inner_kernel
 def late_s(busiest, rates):
-    """Returns the exposed part of `busiest_s`."""
+    """Returns the sum of the exposed parts of the two times that `busiest_s` returns."""
     return max(0.0, busiest[0] - rates.hide_forward_s) + max(0.0, busiest[1] - rates.hide_backward_s)
 
 
 @kernel
 def exposed_s(peer_fan, rdma_fan, rates):
-    """Returns a lower bound of a row's exposed seconds if one rank sends or receives this many replicas, by kind of link."""
+    """Returns a lower bound of a row's exposed seconds if one rank sends or receives `peer_fan` and `rdma_fan` replicas."""
     forward_s = max(peer_fan * rates.copy_peer_s, rdma_fan * rates.copy_rdma_s)
     near_s = back_s(peer_fan, 0, rates.copy_peer_s, rates.gradient_peer_s, rates)
     far_s = back_s(rdma_fan, 0, rates.copy_rdma_s, rates.gradient_rdma_s, rates)
@@ -104,7 +104,7 @@ def _free_fan(copy_s, gradient_s, rates):
 
 @inner_kernel
 def free_fans(rates):
-    """Returns how many copies to or from one rank overlap fully with compute, on peer links and on RDMA links."""
+    """Returns the number of copies to or from one rank that overlap fully with compute, for peer links and for RDMA links."""
     return (
         _free_fan(rates.copy_peer_s, rates.gradient_peer_s, rates),
         _free_fan(rates.copy_rdma_s, rates.gradient_rdma_s, rates),

@@ -1,4 +1,4 @@
-"""Rows of a problem, in the form that pricing reads."""
+"""Rows of a problem, in the form that compiled pricing reads."""
 
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ from foremoe.problem.kernels.traffic import BY_NODE, Ranks, Row, empty_traffic
 
 
 class Rows(NamedTuple):
-    """All rows of a problem, for compiled functions."""
+    """All rows of a problem, as arrays that compiled functions read."""
 
     counts: Counts
     home_LE: Array  # int64, home rank of every expert
@@ -35,7 +35,7 @@ def empty_of(rows):
 
 @kernel
 def row_of(rows, n, pairs_G):
-    """Returns row `n`. The pairs of every source are written to `pairs_G`."""
+    """Returns row `n`. The number of pairs of every source is written to `pairs_G`."""
     counts = rows.counts
     at = n if counts.located else 0
     pairs_G[:] = 0.0

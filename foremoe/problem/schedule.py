@@ -21,10 +21,10 @@ _MAX_CHUNKS = int(np.iinfo(np.int16).max)
 
 
 class Phase(enum.IntEnum):
-    """The purpose of a use of a layer's weights.
+    """The purpose for which a pass uses a layer's weights.
 
-    Activation recomputation of a single layer belongs to its BACKWARD, which keeps the weights. In a block, all layers are
-    recomputed before the backward pass of the block begins. These uses are REFORWARD.
+    Activation recomputation of a single layer is part of its BACKWARD use, because the weights are kept. If layers are recomputed
+    in blocks, all layers of a block are recomputed before its backward pass begins, and these uses are REFORWARD.
     """
 
     FORWARD = 0
@@ -46,16 +46,17 @@ class Uses(NamedTuple):
 class Schedule(ArrayValue):
     """The sequence of passes on a rank.
 
-    Every (micro-step, chunk) has exactly one FORWARD and at most one BACKWARD after it.
+    Every combination of micro-step and chunk has exactly one FORWARD pass and at most one BACKWARD pass after it.
 
     Attributes:
         micro_step_X: Micro-step of each pass, int32.
         phase_X: `Phase` of each pass, uint8.
-        chunk_X: Chunk of each pass, int32. A chunk is one of `num_chunks` contiguous ranges of the plan's layers (interleaved
-            pipelines have several model chunks on a rank).
+        chunk_X: Chunk of each pass, int32. A chunk is one of `num_chunks` contiguous ranges of the plan's layers. Interleaved
+            pipelines have several chunks on a rank.
         num_chunks: Number of chunks.
         reforward: Whether a backward pass first recomputes the forward pass.
-        chunk_L: Chunk of every layer, int32, ascending, if chunks differ in their number of MoE layers. Defaults to equal chunks.
+        chunk_L: Chunk of every layer, int32, ascending. Required if chunks differ in their number of MoE layers. Defaults to
+            equal chunks.
         block_L: Block of every layer, int32, ascending. With `reforward`, layers of a block are recomputed together. By default,
             each layer is recomputed alone.
     """
@@ -124,7 +125,7 @@ class Schedule(ArrayValue):
         """Returns the chunk of every layer, int32 [L].
 
         Raises:
-            InputError: The schedule is for another number of layers, or `num_layers` does not divide into its chunks.
+            InputError: The schedule is for another number of layers, or its chunks do not divide `num_layers` evenly.
         """
         for layer_L in (self.chunk_L, self.block_L):
             if layer_L is not None and len(layer_L) != num_layers:
@@ -141,7 +142,7 @@ class Schedule(ArrayValue):
         """Returns all uses of the plan's `num_layers` layers in order. Backward passes run their layers in reverse.
 
         Raises:
-            InputError: `chunks` raises it, or a recomputed block spans several chunks.
+            InputError: `num_layers` does not fit the chunks (see `chunks`), or a recomputed block spans several chunks.
         """
         chunk_L = self.chunks(num_layers)
         block_L = np.arange(num_layers) if self.block_L is None else self.block_L
@@ -167,13 +168,13 @@ class Schedule(ArrayValue):
         return dataclasses.replace(self, **(columns | {"micro_step_X": columns["micro_step_X"] - start}))
 
     def without_backward(self) -> Schedule:
-        """Returns only the forward passes, which a forward-only stage of the same pipeline runs."""
+        """Returns the schedule of a forward-only stage in the same pipeline, with the same order of forward passes."""
         keep_X = self.phase_X == Phase.FORWARD
         return dataclasses.replace(self, **self.cut_arrays(X=keep_X), reforward=False, block_L=None)
 
     @staticmethod
     def join(schedules: list[Schedule]) -> Schedule:
-        """Joins schedules into one with consecutive micro-step numbers."""
+        """Joins schedules into one, in which micro-steps are numbered consecutively."""
         offset_S = np.cumsum([0, *(s.M for s in schedules[:-1])])
         kinds = {
             (s.num_chunks, s.reforward, *(None if a is None else a.tobytes() for a in (s.chunk_L, s.block_L))) for s in schedules
@@ -188,18 +189,18 @@ class Schedule(ArrayValue):
 
     @staticmethod
     def forward_only(num_micro_steps: int) -> Schedule:
-        """Returns the schedule of a recompute stage, which runs the forward pass of every micro-step, in order."""
+        """Returns the schedule of a recompute stage, which runs only the forward passes of all micro-steps, in order."""
         return _schedule([(m, Phase.FORWARD, 0) for m in range(whole(num_micro_steps, "num_micro_steps"))])
 
     @staticmethod
     def accumulate(num_micro_steps: int, reforward: bool = False) -> Schedule:
-        """Returns the schedule of gradient accumulation without a pipeline: forward and backward of each micro-step in turn."""
+        """Returns the schedule of gradient accumulation without a pipeline. Each micro-step runs forward and then backward."""
         steps = range(whole(num_micro_steps, "num_micro_steps"))
         return _schedule([(m, phase, 0) for m in steps for phase in (Phase.FORWARD, Phase.BACKWARD)], reforward=reforward)
 
     @staticmethod
     def plain(stage: str, num_micro_steps: int, reforward: bool = False) -> Schedule:
-        """Returns a stage's default: `accumulate` for ``"update"``, else `forward_only`, which ignores `reforward`."""
+        """Returns a stage's default schedule: `accumulate` for ``"update"``, else `forward_only`, which ignores `reforward`."""
         return Schedule.accumulate(num_micro_steps, reforward) if stage == "update" else Schedule.forward_only(num_micro_steps)
 
     @staticmethod
@@ -226,8 +227,10 @@ class Schedule(ArrayValue):
 
     @staticmethod
     def parse(text: str, num_micro_steps: int) -> Schedule:
-        """Parses the form of the command line: ``forward``, ``accumulate``, ``1f1b:PP,RANK`` or ``interleaved:PP,VPP,RANK``,
-        followed by ``+reforward`` if the backward pass runs the forward pass again.
+        """Parses a schedule as written on the command line.
+
+        The text is ``forward``, ``accumulate``, ``1f1b:PP,RANK`` or ``interleaved:PP,VPP,RANK``. The suffix ``+reforward`` means
+        that the backward pass runs the forward pass again.
         """
         form = r"(forward|accumulate|1f1b|interleaved)(?::(\d{1,9}(?:,\d{1,9})*))?(\+reforward)?"
         match = re.fullmatch(form, text.strip().lower(), re.ASCII)

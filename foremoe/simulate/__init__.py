@@ -1,4 +1,4 @@
-"""Simulation of a stage on a cluster, as a timeline of events on ranks, links and copy engines."""
+"""Simulation of a stage on a cluster. The result is a timeline of events on ranks, links and copy engines."""
 
 from foremoe.simulate.knowledge import exposed_planning, simulate_foresight
 from foremoe.simulate.pipeline import PipelineRank, pipeline_problems, plan_pipeline, simulate_pipeline

@@ -1,4 +1,4 @@
-"""Fills of the host stores while the stage runs."""
+"""Fills of the host stores, which take place while the stage runs."""
 
 import numpy as np
 
@@ -12,10 +12,11 @@ from foremoe.simulate.state import Fills
 
 
 def fill_inputs(problem: Problem, plan: Plan, t: TransferList) -> tuple[Fills, Array]:
-    """Returns the fills of the host stores, and for each copy the fill that it reads (or -1), int64 [C].
+    """Returns the fills of the host stores, and the fill that each copy reads (or -1 if it reads none), int64 [C].
 
-    Each expert is stored once per node. The home rank writes its node's store. For another node, it sends the expert over RDMA to
-    the first rank that reads it, which writes it to the store, like `transfer.PinnedHost`.
+    Each expert is stored once per node. The home rank writes the expert to the store of its own node. For another node, the home
+    rank sends the expert over RDMA to the first rank that reads it there. That rank writes the expert to the store, as in
+    `transfer.PinnedHost`.
     """
     by_host_H = np.flatnonzero(t.link_C == Link.HOST)
     layer_H, expert_H, dst_H = (column_C[by_host_H].astype(np.int64) for column_C in (t.layer_C, t.expert_C, t.dst_C))

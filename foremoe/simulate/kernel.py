@@ -1,10 +1,10 @@
-"""Kernel of the simulator, which runs uses one after another, exchanges on all ranks together, and copies in parallel.
+"""Kernel of the simulator. Uses run one after another, exchanges run on all ranks together, and copies run in parallel.
 
-Copies and gradients that a use enables start after its last exchange. Ranks wait for copies between the first exchange and their
-experts.
+Copies and gradient returns that become possible with a use start after the last exchange of this use. Ranks wait for copies after
+the first exchange and before their experts.
 
-Copies have one clock for each link class, which stops while an exchange occupies the class. Exchanges therefore have priority on
-a link, and copies use the remaining time. On a link, copies run one after another in the order in which they are needed.
+Each class of links has one clock for copies, which stops while an exchange occupies the class. Exchanges therefore have priority
+on a link, and copies use the remaining time. On one link, copies run one after another in the order in which they are needed.
 """
 
 import numpy as np
@@ -23,7 +23,7 @@ NOW, PEER_CLOCK, RDMA_CLOCK = range(3)
 
 @kernel
 def run_uses(low, high, stage, copies, returns, state, record):
-    """Runs uses [low, high). Ranks become free at `state.free_at_G`."""
+    """Runs uses [low, high). `state.free_at_G` has the times at which ranks become free."""
     clock = state.clock
     for u in range(low, high):
         if u == 0:
@@ -259,7 +259,7 @@ def _send_gradients(n, stage, returns, state):
 
 @kernel
 def hold(until_s, part, state):
-    """Holds all ranks until `until_s`."""
+    """Makes all ranks wait until `until_s`. The waiting time counts as `part`."""
     state.parts[part] += max(0.0, until_s - state.clock[NOW])
     state.clock[NOW] = max(state.clock[NOW], until_s)
     for g in range(state.free_at_G.size):
@@ -268,7 +268,7 @@ def hold(until_s, part, state):
 
 @kernel
 def work(seconds_G, part, state):
-    """Adds seconds of its own work to every rank."""
+    """Makes every rank work for its entry of `seconds_G`. The time counts as `part`."""
     begin = state.clock[NOW]
     for g in range(seconds_G.size):
         state.free_at_G[g] += seconds_G[g]

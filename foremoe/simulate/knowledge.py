@@ -1,4 +1,4 @@
-"""Comparison of kinds of foresight, with their overhead, for one planner simulated on the real load."""
+"""Comparison of kinds of foresight and their overhead. One planner is simulated with each kind on the real load."""
 
 import contextlib
 import dataclasses
@@ -21,28 +21,29 @@ _STATIC = "static"
 def simulate_foresight(
     groups: Sequence[Problem], views: Mapping[str, Foresight | None], system: System | None = None, **options: Any
 ) -> list[dict[str, Any]]:
-    """Plans the same groups under every kind of foresight and simulates them on the actual load.
+    """Plans the same EP groups with every kind of foresight and simulates the plans on the real load.
 
-    MoE-GPS (arXiv 2506.07366) asks which prediction is worth its overhead. Here, the overhead is the planner's CPU time, and its
-    exposed part is added to the stage.
+    MoE-GPS (arXiv 2506.07366) asks which prediction is worth its overhead. Here, the overhead is the CPU time of the planner. The
+    exposed part of this time is added to the stage.
 
     Args:
         groups: EP groups of one stage, each with its own load.
-        views: Kinds of foresight by name. None is static placement, which needs no plan.
-        system: System whose planner's foresight is replaced by each view. Defaults to the default planner.
-        options: Options of `simulate_systems`, except `num_threads`. One thread plans, so that its CPU time counts all planning.
+        views: Kinds of foresight, keyed by name. None means static placement, which needs no plan.
+        system: System to simulate. Each kind of foresight replaces that of its planner. Defaults to the default planner.
+        options: Options of `simulate_systems`, except `num_threads`. Planning uses one thread, so that its CPU time is that of
+            all planning.
 
     Returns:
-        One dict per view, with the figures of `simulate_systems` and:
+        One dict per entry of `views`, with the figures of `simulate_systems` and:
 
-        * ``foresight``: name of the view,
-        * ``copy_bytes``: bytes of replicas' weights and gradients in one EP group's stage,
+        * ``foresight``: name of the entry,
+        * ``copy_bytes``: bytes of the weights and gradients of replicas that one EP group sends in the stage,
         * ``plan_cpu_s``: CPU seconds of planning one group on this machine,
         * ``plan_exposed_s``: exposed seconds of planning (see `exposed_planning`),
-        * ``net_speedup_vs_static``: speed-up of the stage, including its exposed planning, over static placement.
+        * ``net_speedup_vs_static``: speed-up of the stage over static placement if exposed planning is part of its time.
 
     Raises:
-        InputError: `simulate_systems` raises it, or the planner cannot plan under one of the views.
+        InputError: The arguments are wrong for `simulate_systems`, or the planner cannot plan with one kind of foresight.
     """
     system = system or System()
     planner = system.planner
@@ -68,14 +69,14 @@ def simulate_foresight(
 
 
 def load_kernels(planner: Planner, groups: Sequence[Problem]) -> None:
-    """Plans one row, so that loading the process's kernels does not count as planning time."""
+    """Plans one row, so that the time of loading compiled kernels does not count as planning time."""
     for problem in groups[:1]:
         with contextlib.suppress(InputError):  # the actual planning reports the error
             dataclasses.replace(planner, home=Keep()).plan(problem[:1].layers([0]), num_threads=1)
 
 
 def planning_figures(row: Mapping[str, Any], view: Foresight | None, groups: Sequence[Problem]) -> dict[str, float]:
-    """Returns ``plan_cpu_s`` and ``plan_exposed_s`` (see `simulate_foresight`) for a row of `simulate_systems`."""
+    """Returns ``plan_cpu_s`` and ``plan_exposed_s`` (see `simulate_foresight`) for one result of `simulate_systems`."""
     if view is None:
         return {"plan_cpu_s": 0.0, "plan_exposed_s": 0.0}
     cpu_s = 1e-6 * row["plan_us_per_layer"] * row["n_solved"] / len(groups)
@@ -84,12 +85,13 @@ def planning_figures(row: Mapping[str, Any], view: Foresight | None, groups: Seq
 
 
 def exposed_planning(view: Foresight, cpu_s: float, timeline_s: float, problem: Problem) -> float:
-    """Returns the seconds of planning that do not overlap with execution, if all micro-steps take equally long.
+    """Returns the seconds of planning that do not overlap with execution. All micro-steps are assumed to take equally long.
 
     A micro-step is planned while the previous one runs. With foresight ``"previous"``, planning can begin only after the forward
-    pass of the previous micro-step. It then overlaps only with the backward pass, and with nothing in the recompute stage.
-    The first micro-step is planned before the stage. With other kinds of foresight, all loads are known after rollout, and the
-    first micro-step's planning is exposed. That is an upper bound if samples are planned as they arrive (`PlanStream`).
+    pass of the previous micro-step. Planning then overlaps only with the backward pass, and in the recompute stage it does not
+    overlap at all. The first micro-step is planned before the stage. With other kinds of foresight, all loads are known after
+    rollout, and planning of the first micro-step is exposed. This time is an upper bound if samples are planned as they arrive
+    (`PlanStream`).
     """
     each_s, hides_s = cpu_s / problem.M, timeline_s / problem.M
     if view != "previous":

@@ -1,4 +1,4 @@
-"""Busiest ranks and NICs of an exchange."""
+"""The busiest ranks and NICs of an exchange."""
 
 from foremoe.base.compiled import kernel
 
@@ -7,9 +7,9 @@ from foremoe.base.compiled import kernel
 
 @kernel
 def add_row(n, peer_2G, rdma_2G, rows, seconds_2, nic_2Y, total_2G):
-    """Writes the busy seconds of row `n` on its busiest rank and NIC, and adds its weighted traffic to `total_2G`.
+    """Writes the seconds for which the busiest rank and NIC of row `n` work, and adds the row's weighted traffic to `total_2G`.
 
-    `seconds_2` holds the seconds of one pair or message by link class, and `nic_2Y` is scratch space.
+    `seconds_2` has the seconds that one pair or message takes, by link class. `nic_2Y` is scratch space.
     """
     nic_2Y[:] = 0
     for g in range(peer_2G.shape[1]):

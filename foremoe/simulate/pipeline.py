@@ -1,4 +1,4 @@
-"""`simulate_pipeline`: simulates the ranks of a pipeline, each with a plan of its own layers, and their mutual waits."""
+"""`simulate_pipeline`: simulates the ranks of a pipeline and their mutual waits. Each rank has a plan of its own layers."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,14 +19,14 @@ from foremoe.simulate.stage import StageRun
 
 
 class PipelineRank(NamedTuple):
-    """Problem and plan of the layers of one pipeline rank."""
+    """The problem and the plan of the layers on one pipeline rank."""
 
     problem: Problem
     plan: Plan
 
 
 def pipeline_problems(problem: Problem, pp: int, vpp: int = 1) -> list[Problem]:
-    """Splits a problem over pipeline ranks, with contiguous layers in `vpp` chunks per rank, and a 1F1B or interleaved schedule.
+    """Splits a problem over pipeline ranks with a 1F1B or interleaved schedule. Each rank has `vpp` chunks of contiguous layers.
 
     Raises:
         InputError: There are more chunks than layers, or an interleaved schedule does not allow this number of micro-steps.
@@ -53,17 +53,19 @@ def simulate_pipeline(
     ranks: Sequence[PipelineRank], *, prefetch: int = 2, known: str = "rollout", plan_s: float = 0.0, share_links: bool = True,
     outside_s_MG: Array | None = None, full_stores: bool = False,
 ) -> list[Simulation]:  # fmt: skip
-    """Simulates the timelines of all pipeline ranks, which all have the length of the slowest one.
+    """Simulates the timelines of all pipeline ranks. Each timeline is as long as that of the slowest rank.
 
-    A pass waits for the same micro-step's pass in the previous chunk, or in the next chunk in backward. It also waits for the
-    activations, which the slowest EP rank sends as one message. Pipeline ranks do not share links.
+    A forward pass waits for the pass of the same micro-step in the previous chunk, and a backward pass for the one in the next
+    chunk. It also waits for activations or their gradients, which the slowest EP rank sends as one message. Pipeline ranks do not
+    share links.
 
     Args:
         ranks: Pipeline ranks in order, with the schedules of `pipeline_problems`.
-        outside_s_MG: Seconds outside the MoE layers in the last chunk. The remaining options are those of `simulate`.
+        outside_s_MG: Time in seconds of work outside the MoE layers in the last chunk. All further options are those of
+            `simulate`.
 
     Raises:
-        InputError: The schedules wait for each other.
+        InputError: The schedules wait for each other in a circle.
     """
     pp = len(ranks)
     runs = [
@@ -105,7 +107,7 @@ def simulate_pipeline(
 
 
 def plan_pipeline(problem: Problem, planner: Planner, pp: int, vpp: int = 1) -> list[PipelineRank]:
-    """Plans every pipeline rank of a problem that `pipeline_problems` splits."""
+    """Splits a problem with `pipeline_problems` and plans every pipeline rank."""
     return [PipelineRank(problem=one, plan=planner.plan(one)[0]) for one in pipeline_problems(problem, pp, vpp)]
 
 

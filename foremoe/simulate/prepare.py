@@ -1,4 +1,4 @@
-"""Conversion of a problem and its plan to the simulator's arrays, and of its clocks to time."""
+"""Conversion of a problem and its plan to the simulator's arrays, and of the simulator's clocks to time."""
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from foremoe.simulate.traffic import Exchange, exchange
 
 
 def stage_inputs(problem: Problem, plan: Plan, uses: Uses, plan_s: float, share_links: bool) -> tuple[Stage, Array]:
-    """Returns the `Stage`, and the seconds that exchanges keep each of `LINKS` busy over the stage, float64 [W, G]."""
+    """Returns the `Stage`, and the seconds for which exchanges keep each of `LINKS` busy in the whole stage, float64 [W, G]."""
     model, cluster = problem.model, problem.cluster
     row_U = uses.micro_step_U.astype(np.int64) * problem.L + uses.layer_U
     is_backward_U = uses.phase_U == Phase.BACKWARD
@@ -86,7 +86,7 @@ def _planned_seconds(problem: Problem) -> Array:
 
 
 def copy_inputs(problem: Problem, plan: Plan, num_uses: int, prefetch: int, known: str) -> Copies:
-    """Returns the plan's copies in the order in which they start. See `start_positions`."""
+    """Returns the plan's copies in the order in which they start (see `start_positions`)."""
     t = plan.transfers if plan.executable else TransferList.none()
     relays, need_C = relays_of(plan, t), t.need_C.astype(np.int64)
     late_C = (t.phase_C == Phase.FORWARD) & (known == "router")
@@ -107,7 +107,7 @@ def copy_inputs(problem: Problem, plan: Plan, num_uses: int, prefetch: int, know
 
 
 def return_inputs(plan: Plan) -> tuple[Returns, Replicas]:
-    """Returns the gradients of all replicas, row by row in the order of sending, and their replicas."""
+    """Returns the gradient returns of all replicas, row by row in the order of sending, and the replicas in the same order."""
     returns_any = plan.executable and plan.header.schedule.trains
     replicas = Replicas.of(plan, np.full((plan.M, plan.L), returns_any))
     round_Z = rounds_of(replicas.row_Z, replicas.slot_Z, replicas.rank_Z, replicas.home_Z, plan.header.cluster)
@@ -118,7 +118,7 @@ def return_inputs(plan: Plan) -> tuple[Returns, Replicas]:
 
 
 def empty_state(problem: Problem, stage: Stage) -> State:
-    """Returns the state before the first use."""
+    """Returns the state of the simulator before the first use."""
     G, num_nics = problem.G, int(stage.nic_G.max()) + 1
     ring = (G, problem.R, problem.slot_depth)
     return State(
@@ -129,16 +129,17 @@ def empty_state(problem: Problem, stage: Stage) -> State:
 
 
 def empty_record(num_uses: int, num_ranks: int) -> Record:
-    """Allocates the timeline. A use has at most four exchanges."""
+    """Allocates an empty record of events. A use has at most four exchanges."""
     window_UG, wait_UG, compute_UG = np.zeros((3, num_uses, num_ranks), np.float32)
     at_2X, took_2X = np.zeros((2, 2, 4 * num_uses))
     return Record(np.zeros((6, num_uses)), window_UG, wait_UG, compute_UG, at_2X, took_2X, np.zeros(1, np.int64))
 
 
 def wall_seconds(clock_A: Array, link_A: Array, record: Record, *, begin: bool = False) -> Array:
-    """Converts link clocks `clock_A` to time by adding the exchanges before them.
+    """Converts the link clocks `clock_A` to time by adding the duration of all earlier exchanges.
 
-    A clock stops during an exchange. Regardless of rounding, copies end before the exchange, and with `begin` start after it.
+    A clock stops during an exchange. A reading that falls on an exchange is the time before it, or with `begin` the time after
+    it, regardless of rounding.
     """
     out_A = clock_A.astype(np.float64)
     read_A = out_A * (1.0 + 1e-12 if begin else 1.0 - 1e-12)

@@ -1,4 +1,4 @@
-"""`Simulation`: the timeline of one stage of one EP group, and its time by part."""
+"""`Simulation`: the timeline of one stage of one EP group, with the time of the stage by part."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -15,18 +15,18 @@ LINKS = ("peer out", "peer in", "rdma out", "rdma in", "host in")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """Seconds of a stage by the activity of the slowest rank. The parts add up to the length of the stage.
+    """Time of a stage in seconds, divided by what the slowest rank does. The parts add up to the length of the stage.
 
     Attributes:
-        window_s: Work before the experts, mostly attention, on the slowest rank.
-        dispatch_s: Sending tokens to the experts.
-        compute_s: Expert compute on the slowest rank.
-        combine_s: Sending outputs back.
-        transfer_s: Waiting for weights, and compute time lost to copies.
-        gradient_s: Waiting for replica gradients to leave their buffers, or to arrive at the end.
-        planning_s: Exposed planning (online balancing).
-        outside_s: Work outside the MoE layers.
-        bubble_s: Waiting for other pipeline ranks.
+        window_s: Time of work before the experts, mostly attention, on the slowest rank.
+        dispatch_s: Time of sending tokens to the experts.
+        compute_s: Time of expert compute on the slowest rank.
+        combine_s: Time of sending the outputs of experts back.
+        transfer_s: Time of waiting for weights, plus the compute time that is lost to copies.
+        gradient_s: Time of waiting until replica gradients have left their buffers or, at the end of the stage, have arrived.
+        planning_s: Time of exposed planning (online balancing).
+        outside_s: Time of work outside the MoE layers.
+        bubble_s: Time of waiting for other pipeline ranks.
     """
 
     window_s: float = 0.0
@@ -41,7 +41,7 @@ class Parts:
 
     @property
     def total_s(self) -> float:
-        """Seconds of the stage."""
+        """Length of the stage in seconds."""
         return sum(getattr(self, name) for name in PARTS)
 
     def to_dict(self) -> dict[str, float]:
@@ -54,9 +54,9 @@ PARTS = tuple(part.name for part in dataclasses.fields(Parts))
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Simulation(ArrayValue):
-    """Events of one stage of one EP group, in seconds since the beginning of the stage.
+    """The events of one stage of one EP group. Times are in seconds since the beginning of the stage.
 
-    The window of a backward use includes the activation recomputation of its layer, if any, with its waits.
+    The window of a backward use includes the activation recomputation of its layer, if there is any, and the waits during it.
 
     Attributes:
         micro_step_U: Micro-step of every use, in order of execution.
@@ -65,22 +65,22 @@ class Simulation(ArrayValue):
         start_U: Time at which the group begins the use.
         window_U: Time at which the slowest rank is ready and dispatch begins.
         dispatched_U: Time at which all tokens have reached their experts.
-        ready_U: Time at which replicas are in place on all ranks. Each rank computes as soon as its own replicas are.
-        computed_U: Time at which the slowest rank's experts are done.
+        ready_U: Time at which replicas are in place on all ranks. Each rank computes as soon as its own replicas are in place.
+        computed_U: Time at which the slowest rank has computed its experts.
         end_U: Time at which the use is over on all ranks.
-        window_UG: Seconds of the window per rank, float32.
+        window_UG: Length of the window in seconds per rank, float32.
         wait_UG: Seconds per rank from `dispatched_U` until its replicas are in place, float32.
         compute_UG: Seconds of expert compute per rank, float32.
-        copy_start_C: Start of every copy of ``plan.transfers``.
-        copy_end_C: End of every copy of ``plan.transfers``.
-        return_micro_step_A: Micro-step of every returned replica gradient.
+        copy_start_C: Time at which every copy of ``plan.transfers`` starts.
+        copy_end_C: Time at which every copy of ``plan.transfers`` ends.
+        return_micro_step_A: Micro-step of every replica gradient that is returned.
         return_layer_A: Layer of every returned gradient.
         return_expert_A: Expert of every returned gradient.
         return_src_A: Rank that sends every returned gradient.
         return_dst_A: Home rank of every returned gradient.
-        return_start_A: Time at which every return starts.
-        return_end_A: Time at which every return arrives.
-        link_busy_WG: Seconds that each of `LINKS` is busy, including exchanges.
+        return_start_A: Time at which every gradient return starts.
+        return_end_A: Time at which every gradient return arrives.
+        link_busy_WG: Time in seconds for which each of `LINKS` is busy, including exchanges.
     """
 
     micro_step_U: Array = array(np.int32)
@@ -113,10 +113,10 @@ class Simulation(ArrayValue):
 
     @property
     def total_s(self) -> float:
-        """Seconds of the stage."""
+        """Length of the stage in seconds."""
         return self.parts.total_s
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the totals for JSON."""
+        """Returns the totals in a form that can be written as JSON."""
         busy = {name: float(self.link_busy_WG[k].max()) for k, name in enumerate(LINKS)}
         return {"stage_s": self.total_s, **self.parts.to_dict(), "link_busy_s": busy}

@@ -1,4 +1,4 @@
-"""Gains of a plan, from simulations of a stage with experts at home, with even routing and with the plan."""
+"""Gains of a plan, computed from simulations of a stage with static placement, with even routing and with the plan."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -20,13 +20,13 @@ from foremoe.solvers.home.price import price_L
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gain:
-    """Gain of a plan, for summaries, tables, pages and examples.
+    """Gain of a plan, as shown in summaries, tables and pages.
 
     Attributes:
-        static_s: Seconds of the simulated stage with every expert at home.
-        planned_s: Seconds with the plan, including moves of homes.
-        balanced_s: Seconds with even routing, which is the time of perfect balance.
-        standing: Whether the cluster's constants are calibrated (`Cluster.standing`).
+        static_s: Length in seconds of the simulated stage with every expert at home.
+        planned_s: Length in seconds of the stage with the plan, including moves of homes.
+        balanced_s: Length in seconds of the stage with even routing, which is the time of perfect balance.
+        standing: Text that says whether the cluster's constants are calibrated (`Cluster.standing`).
     """
 
     static_s: float
@@ -36,12 +36,12 @@ class Gain:
 
     @property
     def speedup(self) -> float:
-        """Speed-up of the stage over experts at home."""
+        """Speed-up of the stage over static placement."""
         return self.static_s / self.planned_s
 
     @property
     def share_of_balanced(self) -> float:
-        """Throughput as a share of the throughput with even routing."""
+        """Throughput with the plan, as a share of the throughput with even routing."""
         return self.balanced_s / self.planned_s
 
     def __str__(self) -> str:
@@ -51,15 +51,15 @@ class Gain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageRuns:
-    """Three simulations of one stage of one EP group, on the same tokens.
+    """Three simulations of one stage of one EP group with the same tokens.
 
     Attributes:
         static: Simulation with every expert at home.
         planned: Simulation with the plan.
         balanced: Simulation with even routing.
-        ends_s: Seconds by part at the end of the stage, which are the same for every plan.
-        moves_s: Seconds to move homes before the planned stage.
-        trainer: Optimizer, EP groups and time outside the stage.
+        ends_s: Seconds by part that are spent at the end of the stage. They are the same for every plan.
+        moves_s: Time in seconds to move homes before the planned stage.
+        trainer: Optimizer, number of EP groups and time outside the stage.
     """
 
     static: Simulation
@@ -70,7 +70,7 @@ class StageRuns:
     trainer: Trainer = field(default_factory=Trainer)
 
     def parts(self) -> dict[str, dict[str, float]]:
-        """Returns the seconds by part of the three runs. Each run's parts add up to the length of its stage."""
+        """Returns the seconds by part of the three simulations. The parts of each one add up to the length of its stage."""
         runs = {"static": self.static, "planned": self.planned, "balanced": self.balanced}
         parts = {name: {**run.parts.to_dict(), **self.ends_s} for name, run in runs.items()}
         parts["planned"]["moves_s"] = self.moves_s
@@ -82,7 +82,7 @@ class StageRuns:
         return stage_gains(static_s, planned_s, balanced_s, self.trainer)
 
     def gain(self, standing: str) -> Gain:
-        """Returns the gain of the stage. `standing` is the standing of the cluster."""
+        """Returns the gain of the plan in the stage. `standing` is the cluster's `Cluster.standing`."""
         gains = self.gains()
         return Gain(**{name: gains[name] for name in ("static_s", "planned_s", "balanced_s")}, standing=standing)
 
@@ -101,7 +101,7 @@ class Judge:
 
     Attributes:
         problem: Original problem, before home levels move any expert.
-        unplanned: Simulations of its stage with every expert at home, without a plan.
+        unplanned: Simulations of the stage of `problem` without a plan, with every expert at home.
     """
 
     FIGURES: ClassVar = ("simulated_stage_s", "speedup_vs_static", "step_speedup", "step_speedup_at", "share_of_balanced")
@@ -111,7 +111,7 @@ class Judge:
 
     @classmethod
     def of(cls, problem: Problem, trainer: Trainer | None = None) -> "Judge":
-        """Creates the judge of a problem, which must have counts by source rank."""
+        """Creates the judge of a problem. The problem must have counts by source rank."""
         trainer, head_s_MG = trainer or Trainer(), head_seconds(problem)
         static = simulate(problem, Planner(rank=()).plan(problem)[0], outside_s_MG=head_s_MG)
         balanced = force_balanced(problem, outside_s_MG=head_s_MG)
@@ -120,22 +120,22 @@ class Judge:
 
     @property
     def static_s(self) -> float:
-        """Seconds of the stage with experts at home."""
+        """Length in seconds of the stage with every expert at home."""
         return float(self.unplanned.gains()["static_s"])
 
     @property
     def balanced_s(self) -> float:
-        """Seconds of the stage with even routing."""
+        """Length in seconds of the stage with even routing."""
         return float(self.unplanned.gains()["balanced_s"])
 
     def run(self, posed: Problem, plan: Plan, moves_s: float | None = None) -> StageRuns:
-        """Simulates a plan of `posed`, which is the problem with the plan's homes.
+        """Simulates a plan of `posed`, which is the judge's problem with the homes of the plan.
 
-        The stage includes its share of the moves (`Trainer.micro_steps`), and the `replacement_seconds` of a plan that re-places
-        experts.
+        The time includes the stage's share of moving homes (`Trainer.micro_steps`). For a plan that moves homes between
+        micro-steps, it includes `replacement_seconds`.
 
         Args:
-            moves_s: Seconds to move homes, once per step. Defaults to the time to move experts with all their state.
+            moves_s: Time in seconds to move homes once per step. Defaults to the time to move experts with all their state.
         """
         if moves_s is None:
             moves_s = float(price_L(self.problem, posed.home_LE, Anneal().state_bytes).sum())
@@ -152,32 +152,32 @@ class Judge:
 def run_stage(
     problem: Problem, plan: Plan, *, posed: Problem | None = None, moves_s: float | None = None, trainer: Trainer | None = None
 ) -> StageRuns:
-    """Simulates a stage with a plan, with experts at home, and with even routing.
+    """Simulates a stage with a plan, with static placement, and with even routing.
 
     Args:
         plan: Plan of `problem`.
         posed: The problem before the home level moved any experts. Defaults to `problem`.
-        moves_s: Seconds to move homes. See `Judge.run`.
-        trainer: Optimizer, EP groups and time outside the stage. Defaults to ``Trainer()``.
+        moves_s: Time in seconds to move homes (see `Judge.run`).
+        trainer: Optimizer, number of EP groups and time outside the stage. Defaults to ``Trainer()``.
 
     Raises:
-        InputError: The problem and the plan do not match. See `simulate`.
+        InputError: The problem and the plan do not match (see `simulate`).
     """
     return Judge.of(posed or problem, trainer).run(problem, plan, moves_s)
 
 
 def gain(problem: Problem, plan: Plan, *, posed: Problem | None = None, trainer: Trainer | None = None) -> Gain:
-    """Simulates the whole stage with experts at home, with the plan, and with even routing.
+    """Simulates the whole stage with static placement, with the plan, and with even routing.
 
-    The stage includes MoE layers, attention, head, gradient reduction, optimizer, and moves of homes.
+    The simulated stage includes MoE layers, attention, head, gradient reduction, optimizer, and moves of homes.
 
     Args:
         plan: Plan of `problem`.
         posed: The problem before the home level moved any experts. Defaults to `problem`.
-        trainer: Optimizer, EP groups and time outside the stage. Defaults to ``Trainer()``.
+        trainer: Optimizer, number of EP groups and time outside the stage. Defaults to ``Trainer()``.
 
     Raises:
-        InputError: The problem and the plan do not match. See `simulate`.
+        InputError: The problem and the plan do not match (see `simulate`).
 
     Example:
         >>> found = foremoe.gain(problem, plan)
@@ -188,7 +188,7 @@ def gain(problem: Problem, plan: Plan, *, posed: Problem | None = None, trainer:
 
 
 def run_pipeline(ranks: Sequence[PipelineRank], *, outside_s_MG: Array | None, trainer: Trainer) -> list[StageRuns]:
-    """Does the work of `run_stage` for all pipeline ranks of one EP group, including their waits for each other."""
+    """Returns the result of `run_stage` for all pipeline ranks of one EP group, including their waits for each other."""
 
     def without_copies(problems: Sequence[Problem]) -> list[Simulation]:
         still = [PipelineRank(problem=problem, plan=Planner(rank=()).plan(problem)[0]) for problem in problems]

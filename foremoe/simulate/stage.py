@@ -1,4 +1,4 @@
-"""`simulate`: simulates the timeline of a plan for one stage of one EP group. `StageRun` runs pass by pass, for pipelines."""
+"""`simulate`: simulates the timeline of a plan for one stage of one EP group. For pipelines, `StageRun` runs pass by pass."""
 
 import dataclasses
 
@@ -22,27 +22,29 @@ def simulate(
     problem: Problem, plan: Plan, *, prefetch: int = 2, known: str = "rollout", plan_s: float = 0.0, share_links: bool = True,
     outside_s_MG: Array | None = None, full_stores: bool = False,
 ) -> Simulation:  # fmt: skip
-    """Simulates the timeline of a plan on the problem's cluster, deterministically and with the constants of the cost model.
+    """Simulates the timeline of a plan on the problem's cluster. It is deterministic and uses the constants of the cost model.
 
-    Ranks run the plan's schedule. In every use, they run attention, wait for the slowest rank, dispatch tokens, wait for their
-    replicas' weights, run experts and combine. Meanwhile, copies start up to `prefetch` uses ahead if their buffer is free, one
-    after another on a link, and pause while an exchange needs the link. Replica gradients are returned during later uses. See
-    docs/simulator.md.
+    Ranks run the plan's schedule. In every use, they run attention, wait for the slowest rank, dispatch tokens, wait for the
+    weights of their replicas, run experts and combine outputs. Meanwhile, copies start up to `prefetch` uses ahead if their
+    buffer is free. Copies run one after another on a link, and pause while an exchange needs it. Replica gradients are returned
+    during later uses. See docs/simulator.md.
 
     Args:
         problem: Problem with counts by source rank.
-        plan: Plan of this problem. A plan that moves homes is only scored, so its weights take no time.
+        plan: Plan of this problem. If the plan moves homes, its copies take no time, because such plans are rated only by their
+            balance.
         prefetch: Maximum number of uses by which a copy may start ahead, as in `Engine`.
-        known: "rollout" if the plan is known before the stage. "router" if a layer's load is known only after its router, so that
-            planning and the copies for its forward pass are exposed.
-        plan_s: Seconds of exposed planning per forward pass of a layer.
-        share_links: Whether copies wait for exchanges on their link class. If False, they have their own links.
-        outside_s_MG: Seconds of a forward pass outside the MoE layers (embedding, head, loss), float64. Backward takes
-            `window_backward_ratio` times as long.
-        full_stores: Whether host stores are full when the stage begins, as after a stage on the same weights.
+        known: "rollout" if the plan is known before the stage. "router" if the load of a layer is known only after its router has
+            run, so that planning and the copies for the forward pass are exposed.
+        plan_s: Time in seconds of exposed planning per forward pass of a layer.
+        share_links: Whether copies wait while exchanges use links of the same class. If False, copies have their own links.
+        outside_s_MG: Time in seconds of a forward pass outside the MoE layers (embedding, head, loss), float64. The backward pass
+            takes `window_backward_ratio` times as long.
+        full_stores: Whether host stores are full when the stage begins, as they are after another stage with the same weights.
 
     Raises:
-        InputError: Plan and problem do not match, the problem has no counts by source rank, or a relay's source lacks its expert.
+        InputError: Plan and problem do not match, the problem has no counts by source rank, or the source of a relay lacks the
+            expert.
         PlanError: The plan violates a law.
 
     Example:
@@ -61,7 +63,7 @@ def simulate(
 
 
 def force_balanced(problem: Problem, *, outside_s_MG: Array | None = None) -> Simulation:
-    """Simulates the stage with the same tokens, even routing and experts at home, which is the time of perfect balance.
+    """Simulates the stage with even routing of the same tokens and with experts at home, which is the time of perfect balance.
 
     Example:
         >>> from foremoe.simulate import force_balanced, simulate
@@ -73,7 +75,7 @@ def force_balanced(problem: Problem, *, outside_s_MG: Array | None = None) -> Si
 
 
 def even_routing(problem: Problem) -> Problem:
-    """Returns the problem with every source's pairs spread evenly over all experts, without redundant slots."""
+    """Returns the problem without redundant slots and with the pairs of every source spread evenly over all experts."""
     if problem.load_MLGE is None:
         raise InputError("even routing needs counts by source rank; give the problem its load_MLGE.")
     pairs_MLG = problem.load_MLGE.sum(axis=3, dtype=np.int64)
@@ -89,7 +91,7 @@ def even_routing(problem: Problem) -> Problem:
 
 
 class StageRun:
-    """Stage that runs pass by pass. `simulate` runs all passes in order, and a pipeline in the order of dependencies.
+    """A stage that runs pass by pass. `simulate` runs the passes in order. A pipeline runs them as their dependencies allow.
 
     Attributes:
         num_passes: Number of passes in the schedule.
@@ -126,7 +128,7 @@ class StageRun:
         self._state, self._record = empty_state(problem, self._stage), empty_record(num_uses, problem.G)
 
     def run_pass(self, x: int, ready_s: float = 0.0, outside_s_MG: Array | None = None) -> float:
-        """Runs pass `x`, which starts at `ready_s` or later. Returns its end on all ranks. Passes must run in order."""
+        """Runs pass `x`, which starts at `ready_s` or later, and returns the time of its end. Passes must run in order."""
         state, ratio = self._state, self._stage.window_ratio
         kernel.hold(ready_s, kernel.BUBBLE, state)
         backward = self._phase_X[x] == Phase.BACKWARD
@@ -142,11 +144,11 @@ class StageRun:
         return float(state.clock[kernel.NOW])
 
     def settled_s(self) -> float:
-        """Returns the time at which the passes so far are over and their gradients are home."""
+        """Returns the time at which all passes that have run are over and their replica gradients have arrived at home."""
         return max(float(self._state.clock[kernel.NOW]), float(self._return_seconds()[1].max(initial=0.0)))
 
     def finish(self, end_s: float = 0.0) -> Simulation:
-        """Waits for the last gradients, and until `end_s` if other pipeline ranks take longer."""
+        """Waits for the last gradient returns, and until `end_s` if other pipeline ranks take longer. Returns the simulation."""
         state, record = self._state, self._record
         start_A, end_A = self._return_seconds()
         kernel.hold(float(end_A.max(initial=0.0)), kernel.GRADIENT, state)

@@ -1,4 +1,4 @@
-"""Data of the simulator: stage, copies, gradient returns, clocks, and the record of events."""
+"""Data of the simulator: the stage, copies, gradient returns, clocks, and the record of events."""
 
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ from foremoe.base.arrays import Array
 
 
 class Stage(NamedTuple):
-    """Inputs that are known before the stage runs, with times in seconds."""
+    """Inputs of the simulator that are known before the stage runs. Times are in seconds."""
 
     row_U: Array
     micro_step_U: Array
@@ -32,7 +32,7 @@ class Stage(NamedTuple):
 
 
 class Fills(NamedTuple):
-    """Experts that are being copied to host stores."""
+    """Copies of experts to host stores."""
 
     home_F: Array
     writer_F: Array  # rank that writes the store: the home, or a rank of another node
@@ -40,7 +40,7 @@ class Fills(NamedTuple):
 
 
 class Copies(NamedTuple):
-    """Weight copies, as columns in the order of `Plan.transfers`."""
+    """Weight copies, as columns with one entry per copy in the order of `Plan.transfers`."""
 
     src_C: Array  # source rank, or -1 for the host store
     dst_C: Array
@@ -58,7 +58,7 @@ class Copies(NamedTuple):
 
 
 class Returns(NamedTuple):
-    """Replica gradients. Those of row n are [first_N[n], first_N[n + 1]). Start and end are outputs, on the link's clock."""
+    """Gradient returns. Those of row n are [first_N[n], first_N[n + 1]). Starts and ends are outputs, on the link's clock."""
 
     first_N: Array
     src_A: Array
@@ -69,7 +69,7 @@ class Returns(NamedTuple):
 
 
 class State(NamedTuple):
-    """The simulator's state between two uses."""
+    """State of the simulator between two uses."""
 
     clock: Array  # NOW, and seconds that exchanges have kept each link class busy so far
     parts: Array
@@ -86,7 +86,7 @@ class State(NamedTuple):
 
 
 class Record(NamedTuple):
-    """Events of a timeline."""
+    """Record of the events of a timeline."""
 
     time_6U: Array  # start, window, dispatched, ready, computed, end
     window_UG: Array

@@ -1,7 +1,7 @@
-"""Time of a stage outside its MoE layers, and its share of a training step, in closed form.
+"""Time of a stage outside its MoE layers and gains over a whole training step, in closed form.
 
-These terms are the same for every planner, so they dilute gains. They are assumed not to overlap. If a trainer overlaps the
-reduction with backward, `reduction_seconds` is an upper bound.
+These times are the same for every planner, so they dilute gains. They are assumed not to overlap with other work. If a trainer
+overlaps the reduction with the backward pass, `reduction_seconds` is an upper bound.
 """
 
 from typing import Any
@@ -22,8 +22,8 @@ from foremoe.problem.problem import Problem
 def head_seconds(problem: Problem) -> Array:
     """Returns the seconds of one forward pass of the head and the dense layers before the first MoE layer, float64 [M, G].
 
-    The head takes 2 FLOPs per weight and token, at the efficiency of attention. Parts of the model that the problem does not
-    have, or whose sizes are not known, count 0. The embedding look-up takes no time.
+    The head takes 2 FLOPs per weight and token, at the efficiency of attention. Parts of the model count 0 if the problem does
+    not have them or if their sizes are not known. The embedding look-up takes no time.
     """
     model, cluster = problem.model, problem.cluster
     out_MG = np.zeros((problem.M, problem.G))
@@ -39,11 +39,12 @@ def head_seconds(problem: Problem) -> Array:
 
 
 def reduction_seconds(problem: Problem, trainer: Trainer) -> float:
-    """Returns the seconds to reduce gradients and gather new weights between ranks that hold the same parameters.
+    """Returns the seconds in which ranks that hold the same parameters reduce gradients and gather new weights.
 
-    Gradients are reduce-scattered and weights are all-gathered, which sends (n - 1)/n of their bytes each. Experts are reduced
-    between EP groups (n is `trainer.data_parallel`), with every rank using its own NIC. All other parameters are reduced between
-    all D ranks, over peer links inside nodes and in parallel over all NICs between nodes. Returns 0 in the recompute stage.
+    Gradients are reduce-scattered and weights are all-gathered. Among n ranks, each of these operations sends (n - 1)/n of the
+    bytes. Experts are reduced between EP groups (n is `trainer.data_parallel`), and every rank uses its own NIC. All other
+    parameters are reduced between all D ranks, over peer links inside nodes and over all NICs in parallel between nodes. Returns
+    0 in the recompute stage.
     """
     if problem.stage != "update":
         return 0.0
@@ -61,9 +62,9 @@ def reduction_seconds(problem: Problem, trainer: Trainer) -> float:
 
 
 def optimizer_seconds(problem: Problem, trainer: Trainer) -> float:
-    """Returns the optimizer's seconds on one rank, to read and write state, gradient and weight at memory bandwidth.
+    """Returns the seconds in which one rank's optimizer reads and writes state, gradients and weights at memory bandwidth.
 
-    Returns 0 in the recompute stage, if the state is in host memory, or if the cluster does not state the bandwidth.
+    Returns 0 in the recompute stage, if the state is in host memory, or if the memory bandwidth of the cluster is not known.
     """
     bandwidth = problem.cluster.memory_bytes_per_s
     if problem.stage != "update" or bandwidth is None or not trainer.optimizer_bytes:
@@ -75,7 +76,7 @@ def optimizer_seconds(problem: Problem, trainer: Trainer) -> float:
 
 
 def against(stage_s: float | None, static_s: float | None, balanced_s: float | None, trainer: Trainer) -> dict[str, Any]:
-    """Returns figures of a stage against static placement and even routing, or None for each that is not known."""
+    """Returns figures that compare a stage with static placement and even routing. Figures that are not known are None."""
     figures = dict[str, Any].fromkeys(("speedup_vs_static", "step_speedup", "step_speedup_at", "share_of_balanced"))
     if stage_s is not None and static_s is not None:
         figures["speedup_vs_static"] = static_s / stage_s
@@ -87,10 +88,10 @@ def against(stage_s: float | None, static_s: float | None, balanced_s: float | N
 
 
 def replacement_seconds(problem: Problem, plan: Plan) -> float:
-    """Returns the seconds to move weights and, in an update, gradients for a plan that re-places experts.
+    """Returns the seconds to move weights and, in an update, gradients for a plan that moves homes between micro-steps.
 
-    Every slot whose expert changes from one micro-step to the next counts. Moves are spread evenly over all links, and do not
-    overlap with compute. Returns 0 for plans that keep homes, because the timeline contains their copies.
+    Each slot whose expert changes from one micro-step to the next is one move. Moves are spread evenly over all links and do not
+    overlap with compute. Returns 0 for plans that keep homes, because the timeline contains the copies of such plans.
     """
     if plan.executable:
         return 0.0

@@ -1,4 +1,4 @@
-"""Comparison of planners on the EP groups of one stage, each with its own foresight and prefetch."""
+"""Comparison of systems on the EP groups of one stage. Each system has its own planner, foresight and prefetch."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -35,15 +35,15 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class System:
-    """Planner to compare, with its options of the simulation.
+    """A planner to compare, with the options of its simulation.
 
     Attributes:
-        planner: Planner with its home level. Its pack level is ignored, because groups are already packed.
-        known: Time at which loads are known, as in `simulate`.
-        plan_s: Seconds of exposed planning, as in `simulate`.
+        planner: Planner, which may have a home level. Its pack level is ignored, because groups are already packed.
+        known: When loads are known: "rollout" or "router", as in `simulate`.
+        plan_s: Time in seconds of exposed planning per forward pass of a layer, as in `simulate`.
         prefetch: Maximum number of uses by which a copy may start ahead, as in `simulate`.
-        changes: Fields of the problem that this system changes (``replicas``, ``redundant``, ``slot_depth``).
-        even: Whether routing is forced to be even, without using the planner.
+        changes: New values for fields of the problem (``replicas``, ``redundant``, ``slot_depth``).
+        even: Whether routing is forced to be even. The planner is then not used.
     """
 
     planner: Planner = field(default_factory=Planner)
@@ -55,10 +55,10 @@ class System:
 
 
 def ep_groups(workload: Workload, size: int) -> list[Workload]:
-    """Splits the workload into EP groups of `size` consecutive ranks, each with its own tokens in the same micro-steps.
+    """Splits a workload into EP groups of `size` consecutive ranks. Each has its own tokens in the same micro-steps.
 
     Raises:
-        InputError: `size` does not divide the ranks.
+        InputError: `size` does not divide the number of ranks.
     """
     if size < 1 or workload.G % size:
         raise InputError(f"{workload.G} ranks do not divide into EP groups of {size}; choose a size that divides {workload.G}.")
@@ -81,37 +81,38 @@ def simulate_systems(
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Plans and simulates every EP group with every system.
 
-    EP groups wait for each other at the end of the stage to synchronise gradients, so the slowest one determines its length.
-    Homes are chosen for all groups together, because they hold the same layers.
+    EP groups wait for each other at the end of the stage to synchronise gradients, so the slowest group determines the length of
+    the stage. Homes are chosen for all groups together, because all groups hold the same layers.
 
     Args:
         groups: EP groups of one stage, each with its own load.
-        systems: Systems to compare, by name.
+        systems: Systems to compare, keyed by name.
         pp: Number of pipeline ranks over which the layers are split.
         vpp: Number of chunks per pipeline rank.
-        history_LE: Earlier loads, as in `compare`, or one array for each group.
-        trainer: Optimizer, EP groups and time outside the stage. Defaults to `Trainer` with these EP groups.
-        num_threads: Number of planning threads.
+        history_LE: Load of an earlier step, as in `compare`, or one array for each group.
+        trainer: Optimizer, number of EP groups and time outside the stage. Defaults to a `Trainer` with the number of `groups`.
+        num_threads: Number of planning threads. Defaults to all cores.
         progress: Function that is called with (system, groups done, number of groups).
 
     Returns:
-        One dict per system. Figures cover all micro-steps, and one without history is static. If a system cannot plan the groups
-        (`Planner.refusal`), every figure is None, and ``note`` holds the reason. The keys are:
+        One dict per system. Figures cover all micro-steps. A micro-step without history has the static placement. If a system
+        cannot plan the groups (`Planner.refusal`), every figure is None and ``note`` holds the reason. The keys are:
 
         * ``solver``: name of the system,
-        * `FIGURES`: skews over all rows, peaks over all ranks, times in closed form of the slowest group and pipeline rank, and
-          means over groups for all other figures,
-        * ``simulated_stage_s``: length of the stage with moves of homes, reduction and optimizer,
+        * `FIGURES`: skews over all rows, peaks over all ranks, predicted times of the slowest group and pipeline rank, and means
+          over groups for all other figures,
+        * ``simulated_stage_s``: length of the stage, including moves of homes, reduction and optimizer,
         * the parts of the slowest group's stage,
         * ``moves_s``: exposed time of this stage's share of moving homes (`Trainer.micro_steps`), and `replacement_seconds`,
         * ``reduction_s`` and ``optimizer_s``: see `step`,
         * ``fill_s``: time added by filling host stores,
-        * ``executable``: False if experts are re-placed, which no engine supports,
-        * ``tokens_per_s_per_rank``: throughput,
+        * ``executable``: False if homes move between micro-steps, which no engine supports,
+        * ``tokens_per_s_per_rank``: throughput in tokens per second and rank,
         * ``speedup_vs_static``: speed-up of the stage, or None without static placement,
-        * ``step_speedup``: speed-up of the whole step, or None without static placement or the trainer's time outside,
-        * ``step_speedup_at``: speed-ups of steps with these percentages outside, or None without static placement,
-        * ``share_of_balanced``: stage time with even routing over that of the system, or None without even routing,
+        * ``step_speedup``: speed-up of the whole step, or None without static placement or without the time outside the stages,
+        * ``step_speedup_at``: speed-ups of steps that spend given percentages outside the stages, or None without static
+          placement,
+        * ``share_of_balanced``: stage time with even routing divided by that of the system, or None without even routing,
         * ``groups``: number of groups.
 
     Raises:
@@ -211,7 +212,7 @@ def _homes(system: System, posed: Sequence[Problem], history: Sequence[Array | N
 
 
 def home_moves_L(problem: Problem, home_LE: Array, home: object) -> Array:
-    """Returns the seconds to move experts to these homes, float64 [L]. `home` may have the state bytes per weight."""
+    """Returns the seconds to move experts to the homes `home_LE`, float64 [L]. `home` may define the state bytes per weight."""
     return price_L(problem, home_LE, getattr(home, "state_bytes", Anneal().state_bytes))
 
 

@@ -1,4 +1,4 @@
-"""Message counts of node dispatch from individual tokens, if the routing of every token is known."""
+"""Numbers of messages in node dispatch, counted from individual tokens if the routing of every token is known."""
 
 import functools
 from typing import NamedTuple
@@ -18,10 +18,10 @@ from foremoe.problem.problem import Problem
 
 
 def counted_messages(problem: Problem, plan: Plan) -> tuple[Array, Array]:
-    """Returns messages over peer links and over RDMA, out of and into every rank, in one dispatch of every row.
+    """Returns the numbers of messages over peer links and over RDMA that leave and reach every rank in one dispatch of a row.
 
-    Both arrays are int32 [N, 2, G]. As in `foremoe.runtime.remap`, the first tokens of a source that chose an expert go to the
-    expert's first slot.
+    Both arrays are int32 [N, 2, G]. As in `foremoe.runtime.remap`, the tokens of a source that chose an expert are sent to the
+    expert's slots in order.
 
     Raises:
         InputError: The tokens do not match the problem's load.

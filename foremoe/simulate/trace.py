@@ -1,4 +1,4 @@
-"""Traces of simulated stages for Perfetto, with ranks, links, and arrows from every copy to its use."""
+"""Traces of simulated stages for Perfetto, with ranks, links, and an arrow from every copy to the use that needs it."""
 
 from collections.abc import Mapping
 from itertools import pairwise
@@ -34,11 +34,11 @@ class _Arrival(NamedTuple):
 def trace(runs: Mapping[str, tuple[Plan, Simulation]]) -> TraceEvents:
     """Combines simulated stages into one timeline for Perfetto.
 
-    Each entry of `runs` becomes a group with a track per rank. Below the track of a rank are tracks of the weights and gradients
-    that the rank receives.
+    Each entry of `runs` becomes a group with one track per rank. Tracks below that of a rank show the weights and gradients that
+    the rank receives.
 
     Args:
-        runs: Plan and simulation by name, such as ``{"static": (plan, simulation), "planned": ...}``.
+        runs: Plans and simulations, keyed by name, such as ``{"static": (plan, simulation), "planned": ...}``.
 
     Raises:
         InputError: A simulation does not belong to its plan, or there are too many events for a viewer.
@@ -158,7 +158,7 @@ def _each_rank(*times: Array | float) -> Array:
 
 
 def reforwarded_alone(plan: Plan) -> Array:
-    """Returns the layers that are recomputed in their backward use, bool [L]. Layers of larger blocks have separate uses."""
+    """Returns bool [L], True for layers recomputed in their backward use. In larger blocks, recomputation has separate uses."""
     schedule = plan.header.schedule
     if not schedule.reforward or schedule.block_L is None:
         return np.full(plan.L, schedule.reforward)

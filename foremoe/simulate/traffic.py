@@ -1,4 +1,4 @@
-"""Time that the exchanges of every row keep links busy, by link class."""
+"""Times for which the exchanges of every row keep links busy, by link class."""
 
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ from foremoe.simulate.token_traffic import counted_messages
 
 
 class Exchange(NamedTuple):
-    """Seconds of one dispatch per row. Combine and both exchanges of a backward pass send the same pairs in either direction."""
+    """Seconds of one dispatch per row. Combine and both exchanges of a backward pass send the same pairs or send them back."""
 
     peer_N: Array  # busiest rank and direction
     rdma_N: Array  # busiest NIC and direction
@@ -30,9 +30,10 @@ class Exchange(NamedTuple):
 
 
 def exchange(problem: Problem, plan: Plan, weight_N: Array) -> Exchange:
-    """Returns the exchanges of every row of a plan, which follow the split law. A row dispatches `weight_N` (int64) times.
+    """Returns the exchanges of every row of a plan under the split law. Row n dispatches ``weight_N[n]`` (int64) times.
 
-    If a token is sent once per node, messages are counted if the problem has its tokens, and otherwise estimated (see `reached`).
+    If tokens are sent once per node, messages are counted if the problem has the routing of tokens, and otherwise estimated (see
+    `reached`).
     """
     load_NGE = problem.load_NGE
     if load_NGE is None:

@@ -1,4 +1,4 @@
-"""Built-in solvers, one algorithm per file, grouped by planning level.
+"""Built-in solvers, with one algorithm per file, grouped by the level that they solve.
 
 ==========  =====================================================================
 pack        `AsGiven`, `BalancedTokens`, `ExpertAware`

@@ -1,4 +1,4 @@
-"""`RowSolver`: a rank-level solver written for one row."""
+"""`RowSolver`: base class of rank solvers that are written for one row."""
 
 import abc
 import builtins
@@ -26,20 +26,20 @@ from foremoe.problem.problem import Problem
 
 
 class NodeOnly(NamedTuple):
-    """Options that a row function receives if its solver has no fields."""
+    """The options that a row function receives if its solver has no fields."""
 
     node_only: bool  # whether replicas must stay inside their home's node
 
 
 def require_start(problem: Problem, start: Placement) -> None:
-    """Raises InputError unless `start` serves this problem's load, because compiled code reads it unchecked. Homes may differ."""
+    """Raises InputError unless `start` serves the load of `problem`. Compiled code does not check this. Homes may differ."""
     broken = placement_violations(problem, start, keeps_homes=False)
     if broken:
         raise InputError(f"the start is not valid for this problem: {broken[0]}")
 
 
 def edit_rows(start: Placement, rows: Callable[[int, int, Array, Array], object]) -> Placement:
-    """Returns `start` as edited by ``rows(low, high, expert_NGS, quota_NGS)``. Rows that a cancellation skipped are unchanged."""
+    """Returns `start`, edited by ``rows(low, high, expert_NGS, quota_NGS)``. Rows that a cancellation skips are unchanged."""
     expert_NGS, quota_NGS = start.expert_NGS.copy(), start.quotas_NGS.copy()
     # A row of many ranks takes up to a quarter of a second. A block has few such rows, so that a cancellation takes effect soon.
     block = max(1, min(256, 4096 // expert_NGS.shape[1]))
@@ -48,10 +48,10 @@ def edit_rows(start: Placement, rows: Callable[[int, int, Array, Array], object]
 
 
 class RowSolver(RankSolver):
-    """Base class of rank-level solvers that are written for one row. The library compiles them and runs all rows in threads.
+    """Base class of rank solvers that are written for one row. The library compiles them and runs all rows in several threads.
 
-    A subclass only has to define `edit`, which takes about fifteen lines. numba compiles it unless ``compiled = False``. Both
-    modes give the same result, so a new solver can be debugged in plain Python.
+    A subclass only has to define `edit`, typically in about fifteen lines. numba compiles `edit` unless ``compiled = False``. The
+    result is the same in both cases, so a new solver can be debugged in plain Python.
 
     Example::
 
@@ -67,8 +67,8 @@ class RowSolver(RankSolver):
 
     Attributes:
         compiled: Whether numba compiles `edit`. Defaults to True.
-        Options: Type of the options that `edit` receives. With None, the default, a type is generated from `node_only` and the
-            solver's fields. Built-in solvers define a type that can be imported, because numba's disk cache requires one.
+        Options: Type of the options that `edit` receives. None (the default) generates a type from `node_only` and the fields of
+            the solver. Built-in solvers define a type that can be imported, because numba's disk cache requires it.
     """
 
     compiled: ClassVar[bool] = True
@@ -80,17 +80,18 @@ class RowSolver(RankSolver):
         """Improves one row in place.
 
         Args:
-            load_E: Pairs per expert, int32 [E].
+            load_E: Number of pairs of each expert, int32 [E].
             node_G: Node of each rank, int32 [G].
             num_base: Number of base slots per rank, B. Slots [0, B) hold experts at home, and `edit` must not change them.
-            options: Named tuple of ``node_only``, which is True if replicas must stay inside their home's node, and the solver's
-                fields.
-            expert_GS: Expert in each slot, int16 [G, S], where -1 is an empty slot. Holds the start placement when called.
-            quota_GS: Pairs that each slot serves, int32 [G, S]. Holds the start placement's quotas when called.
+            options: Named tuple of ``node_only`` and the fields of the solver. ``node_only`` is True if replicas must stay inside
+                the node of their home.
+            expert_GS: Expert in each slot, int16 [G, S], with -1 for empty slots. It holds the start placement when `edit` is
+                called.
+            quota_GS: Number of pairs that each slot serves, int32 [G, S]. It holds the quotas of the start when `edit` is called.
         """
 
     def options(self, node_only: bool, problem: Problem) -> Any:
-        """Returns the options of `edit`. A field whose default is a float is cast to float, so that `edit` compiles only once."""
+        """Returns the options of `edit`. Fields whose default is a float become floats, so that `edit` is compiled only once."""
         fields: tuple[dataclasses.Field[Any], ...] = dataclasses.fields(self) if dataclasses.is_dataclass(self) else ()
         values = {f.name: getattr(self, f.name) for f in fields}
         values |= {f.name: float(values[f.name]) for f in fields if isinstance(f.default, float)}
@@ -98,7 +99,7 @@ class RowSolver(RankSolver):
         return kind(node_only, *(values[name] for name in kind._fields[1:]))
 
     def solve(self, problem: Problem, start: Placement) -> Placement:
-        """Runs `edit` on all rows. Rows that a cancellation skipped keep `start`.
+        """Runs `edit` on all rows. Rows that a cancellation skips keep the placement of `start`.
 
         Raises:
             InputError: numba cannot compile `edit`, or `start` is not valid.

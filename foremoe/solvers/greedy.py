@@ -1,4 +1,4 @@
-"""`Greedy`: repeatedly evens out the most and the least loaded rank."""
+"""`Greedy`: repeatedly evens out the loads of the most and the least loaded rank."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from foremoe.solvers.split.kernels import start_at_home
 
 @kernel
 def greedy_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
-    """Solves one row of `Greedy`; see `RowSolver.edit`."""
+    """Solves one row of `Greedy` (see `RowSolver.edit`)."""
     G, S = expert_GS.shape
     home_E, load_G = start_at_home(load_E, num_base, expert_GS, quota_GS)
     hot_S = np.empty(S, np.int64)
@@ -62,9 +62,9 @@ class Greedy(RowSolver):
     """Copies the hottest expert of the most loaded rank to the least loaded rank that can take it, until nothing improves.
 
     A rank can take an expert if it has a free slot or already holds that expert. It takes as much load as makes the two ranks
-    equal. If no rank can take the hottest expert, the next one is tried. The search ends when the most loaded rank cannot give
-    anything away. This is the plain baseline, with neither look-ahead nor a final split. It starts from the homes and
-    never returns a worse placement.
+    equal. If no rank can take the hottest expert, the next hottest expert is tried. The search ends when the most loaded rank
+    cannot give load to any rank. `Greedy` is a plain baseline with neither look-ahead nor a final split. It starts from the homes
+    and never returns a placement that is worse than the homes.
     """
 
     edit = staticmethod(greedy_row)

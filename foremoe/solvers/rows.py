@@ -1,4 +1,4 @@
-"""The placement of a row in the form that compiled functions take."""
+"""The placement of one row in the form that compiled functions read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from foremoe.base.compiled import inner_kernel, kernel
 
 
 class Placed(NamedTuple):
-    """Placement of one row, which is changed in place. -1 marks an empty redundant slot."""
+    """The placement of one row, which is changed in place. -1 marks an empty redundant slot."""
 
     expert_GS: Array  # int16, expert in every slot
     quota_GS: Array  # int32, pairs that every slot serves
@@ -22,7 +22,7 @@ class Placed(NamedTuple):
 
 @kernel
 def home_of_experts(num_base, expert_GS):
-    """Returns the home p = g*S + b of every expert, int64 [E]."""
+    """Returns the home slot p = g*S + b of every expert, int64 [E]."""
     G, S = expert_GS.shape
     home_E = np.empty(G * num_base, np.int64)
     for g in range(G):
@@ -33,7 +33,7 @@ def home_of_experts(num_base, expert_GS):
 
 @kernel
 def bare_homes(load_E, num_base, expert_GS):
-    """Returns a `Placed` with all load at home and no replicas. `expert_GS` holds the homes."""
+    """Returns a `Placed` without replicas, in which homes serve all load. `expert_GS` holds the homes."""
     G = expert_GS.shape[0]
     home_GS, quota_GS, load_G = expert_GS.copy(), np.zeros(expert_GS.shape, np.int32), np.zeros(G, np.int64)
     home_GS[:, num_base:] = -1
@@ -52,7 +52,7 @@ def copy_of(placed):
 
 @inner_kernel
 def assign(placed, other):
-    """Overwrites a placement with another."""
+    """Overwrites the placement `placed` with `other`."""
     (expert_GS, quota_GS, load_G), (from_expert_GS, from_quota_GS, from_load_G) = placed, other
     for g in range(load_G.size):
         load_G[g] = from_load_G[g]
@@ -62,7 +62,7 @@ def assign(placed, other):
 
 @kernel
 def empty_idle(num_base, expert_GS, quota_GS):
-    """Empties redundant slots without a quota, which makes a row canonical."""
+    """Empties redundant slots without a quota, so that the row is canonical."""
     for g in range(expert_GS.shape[0]):
         for s in range(num_base, expert_GS.shape[1]):
             if quota_GS[g, s] == 0:

@@ -9,8 +9,8 @@ from foremoe.problem.problem import Problem
 
 @dataclass(frozen=True)
 class Static(RankSolver):
-    """Serves every expert at home and leaves redundant slots empty, which is expert parallelism without foremoe."""
+    """Serves every expert at home and leaves redundant slots empty. This is expert parallelism without foremoe."""
 
     def solve(self, problem: Problem, start: Placement) -> Placement:
-        """Returns ``problem.static()``. `start` is ignored."""
+        """Returns ``problem.static()`` and ignores `start`."""
         return problem.static()

@@ -1,1 +1,1 @@
-"""Compiled functions for prices and bounds."""
+"""Compiled functions that compute prices and bounds."""

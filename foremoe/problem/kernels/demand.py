@@ -9,7 +9,7 @@ from foremoe.base.compiled import kernel
 
 @kernel
 def add_rows(amount_QC, row_Q, out_RC):
-    """Adds the amounts of every part to the sum in `out_RC` at the index of that part."""
+    """Adds every row of `amount_QC` to the row of `out_RC` with the index in `row_Q`."""
     for q in range(row_Q.size):
         to_C, amount_C = out_RC[row_Q[q]], amount_QC[q]
         for c in range(to_C.size):
@@ -18,6 +18,6 @@ def add_rows(amount_QC, row_Q, out_RC):
 
 @kernel
 def demand_rows(low, high, load_NGE, node_G, demand_NVE):
-    """Adds the pairs that the tokens of each node send to each expert, for rows [low, high)."""
+    """Adds the number of pairs that the tokens of each node send to each expert to `demand_NVE`, for rows [low, high)."""
     for n in range(low, high):
         add_rows(load_NGE[n], node_G, demand_NVE[n])

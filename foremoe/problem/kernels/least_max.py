@@ -1,9 +1,9 @@
-"""An exact test of whether a few ranks with one redundant slot each can reach a maximum load. It examines all sets of ranks.
+"""Exact test of whether a few ranks with one redundant slot each can reach a maximum load. It examines all sets of ranks.
 
-Every rank has one slot, so replicas lead from homes to slots in trees or in cycles. A cycle breaks up if less load moves along
-all of it. A rank below the maximum does not have to give load, because the rank that gives to it can give the same expert in its
-place. So only ranks above the maximum give. The maximum is limited by how a giver's experts are divided: a set of ranks takes at
-most the load of one expert, and at most the load that the set lacks.
+Every rank has one redundant slot, so the moves of load from homes to slots form trees and cycles. A cycle can be broken by moving
+less load along all of its edges. A rank below the maximum does not have to give load, because the rank that gives load to it can
+give the same expert to another rank instead. So only ranks above the maximum give. The division of a giver's experts limits the
+maximum. A set of ranks takes at most the load of one expert, and at most the load by which the set is below the maximum.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _share_out(members, load_J, taken_JQ, taken_Q):
 
 @kernel
 def reachable(target, load_GB):
-    """Returns True if some replicas bring all ranks to at most `target`. Each row of `load_GB` (int64) is in descending order."""
+    """Returns True if replicas can bring all ranks to at most `target`. Each row of `load_GB` (int64) is in descending order."""
     G, B = load_GB.shape
     load_G, giver_G, num = np.empty(G, np.int64), np.full(G, -1), 0
     givers = 0
@@ -94,7 +94,10 @@ def reachable(target, load_GB):
 
 @kernel
 def settle_rows(low, high, load_NE, homes, reached_N, bound_N):
-    """Raises the bounds of rows [low, high) near `reached_N`: to `reached_N` if it is optimal, else to `NEAR` of the optimum."""
+    """Raises bounds that are near `reached_N`, for rows [low, high). A bound becomes `reached_N` if that load is optimal.
+
+    If it is not optimal, the bound is raised to within the factor `NEAR` of the optimum.
+    """
     G, B = homes.base_NGB.shape[1:]
     domain_G = homes.node_G if homes.node_only else np.zeros_like(homes.node_G)
     domains = [domain_G == domain for domain in range(domain_G.max() + 1)]

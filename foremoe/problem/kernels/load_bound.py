@@ -1,4 +1,4 @@
-"""Lower bound of the largest rank load, computed from the load that the busiest ranks can give away."""
+"""Lower bound of the largest rank load, computed from the load that the busiest ranks can give to other ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from foremoe.base.compiled import kernel
 
 
 class Homes(NamedTuple):
-    """Homes of experts and limits for replicas. With `node_only`, replicas stay in the node of their home."""
+    """Homes of experts and limits for replicas. If `node_only` is set, a replica must be in the node of its home."""
 
     base_NGB: Array
     node_G: Array
@@ -99,9 +99,9 @@ def _one_slot(target, rank_I, load_G, load_GB):
 
 @kernel
 def least_load(target, member_G, redundant, load_GB):
-    """Returns a lower bound of the largest load in `member_G`, with homes kept and replicas only among these ranks.
+    """Returns a lower bound of the largest load of the ranks in `member_G` if homes are kept and only these ranks hold replicas.
 
-    The bound is at least `target`. `load_GB` (int64) is the load of the experts at home.
+    The bound is at least `target`. `load_GB` (int64) is the load of the experts at home on each rank.
     """
     G = load_GB.shape[0]
     load_G = np.empty(G, np.int64)
@@ -133,14 +133,14 @@ def least_load(target, member_G, redundant, load_GB):
 
 @kernel
 def bound_row(target, member_G, num_base, quota_GS):
-    """Returns `least_load` of a row with all load at home."""
+    """Returns `least_load` of a row in which homes serve all pairs."""
     load_GB = quota_GS[:, :num_base].astype(np.int64)
     return least_load(np.int64(target), member_G, quota_GS.shape[1] - num_base, load_GB)
 
 
 @kernel
 def load_bound_rows(low, high, load_NE, homes, bound_N):
-    """Fills ``bound_N[low:high]`` with `least_load` of all ranks, or of the worst node if replicas stay inside nodes."""
+    """Fills ``bound_N[low:high]`` with `least_load` of all ranks, or of the worst node if replicas must stay in their node."""
     base_NGB, node_G, node_only, redundant = homes
     G, B = base_NGB.shape[1:]
     num_domains = node_G.max() + 1 if node_only else 1

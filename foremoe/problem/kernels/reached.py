@@ -1,11 +1,11 @@
-"""Estimates, made from counts, of how many tokens have an expert in a place. A place is a rank or a node."""
+"""Estimates, from counts of pairs, of the number of tokens with an expert in a place. A place is a rank or a node."""
 
 from foremoe.base.compiled import inner_kernel
 
 
 @inner_kernel
 def reached(tokens, pairs, num_topk, num_experts):
-    """Returns the number of tokens with at least one of `num_topk` experts in a place that serves `pairs` of their pairs.
+    """Returns the number of tokens that have at least one expert in a place, which serves `pairs` of these tokens' pairs.
 
     The estimate assumes that all tokens draw distinct experts from the same distribution.
     """
@@ -20,7 +20,7 @@ def reached(tokens, pairs, num_topk, num_experts):
 
 @inner_kernel
 def alone(share, num_topk, num_experts):
-    """Returns the probability that a token with an expert in a place with this share of all experts has no other one there."""
+    """Returns the probability that an expert of a token is the token's only one in a place with this share of all experts."""
     none = 1.0
     for drawn in range(1, num_topk):
         none *= max(0.0, 1.0 - (share * num_experts - 1.0) / (num_experts - drawn))

@@ -1,9 +1,10 @@
-"""Seconds of a row from its traffic. Plans, simulation and search use this formula.
+"""Time of a row in seconds, computed from its traffic. Plans, simulation and search use this formula.
 
-A row dispatches its tokens, computes and combines. Each of these takes as long as the busiest rank, link or NIC. Copies overlap
-on links that exchanges leave free. A row does not know the copies of its neighbours, so they count as if neighbours had as many
-copies as this row, on equally likely ranks. Copies may start two rows ahead. If a link has `b` seconds of this row's copies and
-`a` seconds of its neighbour's, both rows wait for (a + b) / 2 minus a row's time.
+A row dispatches its tokens, computes experts and combines outputs. Each of these steps takes as long as the busiest rank, link or
+NIC. Copies overlap with compute on links that exchanges leave free. A row does not know the copies of the rows before and after
+it. The formula assumes that these rows have as many copies as this row, on ranks drawn at random. Copies may start two rows
+ahead. Let a link have `b` seconds of copies for this row and `a` seconds for its neighbour. Both rows then wait for (a + b) / 2
+minus the time of one row.
 """
 
 from typing import NamedTuple
@@ -59,7 +60,7 @@ class Prices(NamedTuple):
 
 
 class Windows(NamedTuple):
-    """Time in seconds before the experts of a row, on its slowest rank."""
+    """Times in seconds that the slowest rank of a row spends before the experts."""
 
     all_s: float  # in all passes
     forward_s: float
@@ -67,7 +68,7 @@ class Windows(NamedTuple):
 
 
 class Seconds(NamedTuple):
-    """Parts of the time of a row, in seconds."""
+    """The time of a row in seconds, by part."""
 
     compute_s: float  # all passes
     exchange_s: float  # all passes
@@ -78,7 +79,7 @@ class Seconds(NamedTuple):
 
 @inner_kernel
 def exchange_s(prices, t):
-    """Returns the seconds of one exchange, and the seconds that peer links and NICs are busy in it."""
+    """Returns the seconds of one exchange, and the seconds for which peer links and NICs are busy during it."""
     peer = rdma = 0.0
     for g in range(t.quota_EG.shape[1]):
         peer = max(peer, max(t.sum_XG[PEER_OUT, g], t.sum_XG[PEER_IN, g]))
@@ -90,14 +91,14 @@ def exchange_s(prices, t):
 
 @inner_kernel
 def rank_s(g, prices, t):
-    """Returns the seconds of a rank's experts in one forward and in backward."""
+    """Returns the seconds that the experts of rank `g` take in one forward pass and in the backward pass."""
     pairs_s, busy = prices.gemm_s * t.sum_XG[PADDED, g] + prices.pair_s * t.sum_XG[PAIRS, g], t.sum_XG[BUSY, g]
     return pairs_s + prices.slot_s * busy, prices.backward_ratio * pairs_s + prices.slot_backward_s * busy
 
 
 @inner_kernel
 def compute_s(prices, t):
-    """Returns the `rank_s` of the slowest rank in forward and in backward."""
+    """Returns the largest `rank_s` of all ranks, for the forward pass and for the backward pass."""
     forward_s = backward_s = 0.0
     for g in range(t.quota_EG.shape[1]):
         once_s, back_s = rank_s(g, prices, t)
@@ -153,7 +154,7 @@ def _slowed_s(prices, t):
 
 @inner_kernel
 def row_seconds(prices, windows, row, t):
-    """Returns the `Seconds` of a row, without the work before its experts (``windows.all_s``)."""
+    """Returns the `Seconds` of a row. They do not include the work before its experts (``windows.all_s``)."""
     if row.ranks.travel >= SPREAD_BY_PAIR:
         spread(row, t)
     once_s, peer_s, rdma_s = exchange_s(prices, t)
@@ -182,7 +183,7 @@ def row_seconds(prices, windows, row, t):
 
 @inner_kernel
 def count_copy(e, g, num, row, t):
-    """Counts `num` (1 or -1) copies of an expert to rank `g`."""
+    """Adds `num` (1 or -1) to the number of copies from the home of expert `e` to rank `g`."""
     home, node_G, nic_G, total_XG = row.home_E[e], row.ranks.node_G, row.ranks.nic_G, t.sum_XG
     if node_G[home] == node_G[g]:
         total_XG[COPY_OUT, home] += num
@@ -196,9 +197,9 @@ def count_copy(e, g, num, row, t):
 
 @inner_kernel
 def set_quota(e, g, quota, row, t):
-    """Makes rank `g` serve `quota` pairs of an expert whose traffic was removed. A replica exists only while it has pairs.
+    """Makes rank `g` serve `quota` pairs of expert `e`, whose traffic was removed before. A replica without pairs is removed.
 
-    A home is busy as long as its expert has any pairs, because its gradient is needed.
+    The home counts as busy as long as any rank serves pairs of the expert, because the gradient is needed at home.
     """
     had, tile, home, total_XG = t.quota_EG[e, g], row.ranks.tile, row.home_E[e], t.sum_XG
     total_XG[PAIRS, g] += quota - had
@@ -222,7 +223,7 @@ def set_quota(e, g, quota, row, t):
 
 @inner_kernel
 def hold_homes(row, t):
-    """Gives all pairs of every expert to its home, in an empty traffic. Each expert still needs a `put` afterwards."""
+    """Lets homes serve all pairs of an empty traffic. The caller must then call `put` for each expert."""
     ranks = row.ranks
     if ranks.travel == BY_PAIR:
         for g in range(ranks.node_G.size):
@@ -237,7 +238,7 @@ def hold_homes(row, t):
 
 @kernel
 def clear_traffic(row, t):
-    """Empties a row's traffic."""
+    """Removes all experts from the traffic of a row."""
     for e in range(row.load_E.size):
         for i in range(t.num_E[e]):
             t.quota_EG[e, t.holder_EG[e, i]] = 0
@@ -253,7 +254,7 @@ def clear_traffic(row, t):
 
 @kernel
 def fill_traffic(expert_GS, quota_GS, num_base, row, t):
-    """Fills an empty traffic from a placement."""
+    """Fills an empty traffic with the slots and quotas of a placement."""
     hold_homes(row, t)
     for g in range(expert_GS.shape[0]):
         for s in range(expert_GS.shape[1]):

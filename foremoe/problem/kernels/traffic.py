@@ -1,8 +1,8 @@
 """Traffic: the pairs that every rank of a row serves, sends and receives, updated incrementally.
 
-The part of one expert can be removed, changed and added again. The time for this depends on the ranks that hold the expert and on
-their nodes, but not on the other experts. All sums are whole numbers, except messages under ``"node"`` dispatch, so that adding a
-part again restores them.
+The part of one expert can be removed, changed and added again. The time for this depends on the number of ranks that hold the
+expert and on their nodes, but not on the other experts. All sums except messages under ``"node"`` dispatch are whole numbers, so
+a part that is removed and added again leaves them exactly as they were.
 """
 
 from typing import NamedTuple
@@ -24,7 +24,7 @@ BY_PAIR, BY_NODE, SPREAD_BY_PAIR, SPREAD_BY_NODE = range(4)
 
 
 class Ranks(NamedTuple):
-    """The ranks of a cluster and the kind of dispatch between them."""
+    """The ranks of a cluster, with the kind of dispatch between them."""
 
     node_G: Array
     order_G: Array  # ranks, node by node, in ascending order in a node
@@ -38,7 +38,7 @@ class Ranks(NamedTuple):
 
 
 class Row(NamedTuple):
-    """The parts of a row that no placement changes."""
+    """The data of a row that do not depend on the placement."""
 
     load_GE: Array  # int32
     demand_VE: Array
@@ -49,7 +49,7 @@ class Row(NamedTuple):
 
 
 class Traffic(NamedTuple):
-    """A placement of a row, and the resulting traffic."""
+    """A placement of a row and the traffic that results from it."""
 
     quota_EG: Array  # int32, pairs of an expert that a rank serves
     holder_EG: Array  # int64, ranks that hold an expert: its home, then its replicas in any order
@@ -67,7 +67,7 @@ class Traffic(NamedTuple):
 
 @kernel
 def empty_traffic(num_experts, num_ranks, num_nodes, num_nics, by_node):
-    """Returns a traffic in which no expert is placed."""
+    """Returns a traffic in which no expert has been placed yet."""
     E, G, V = num_experts, num_ranks, num_nodes
     (G_, V_) = (G, V) if by_node else (0, 0)
     return Traffic(
@@ -80,7 +80,7 @@ def empty_traffic(num_experts, num_ranks, num_nodes, num_nics, by_node):
 
 @inner_kernel
 def put(e, sign, row, t):
-    """Adds the messages of an expert's tokens to its slots, according to the split law. With `sign` -1, removes them."""
+    """Adds the messages from tokens to the slots of expert `e`, according to the split law. If `sign` is -1, removes them."""
     if row.ranks.travel == BY_PAIR:
         _put_pairs(e, sign, row, t)
     elif row.ranks.travel == BY_NODE:
@@ -199,7 +199,7 @@ def _share_node(v, sign, ranks, t):
 
 @inner_kernel
 def settle(row, t):
-    """Updates messages to the flow of pairs. Does nothing unless tokens are sent by node."""
+    """Updates the numbers of messages after the flow of pairs has changed. Does nothing unless tokens are sent by node."""
     if row.ranks.travel != BY_NODE:
         return
     ranks = row.ranks
@@ -251,7 +251,7 @@ def _renew_node(v, row, t):
 
 @inner_kernel
 def spread(row, t):
-    """Fills in the traffic if sources are not known. Each source then has an equal part of the pairs that every rank serves."""
+    """Fills in the traffic if sources are not known. Each source is then assumed to send the same share of every rank's pairs."""
     ranks, total_XG = row.ranks, t.sum_XG
     G, V = ranks.node_G.size, ranks.first_V.size - 1
     by_node, all_pairs = ranks.travel == SPREAD_BY_NODE, 0.0

@@ -1,1 +1,1 @@
-"""The exact solver: placement and split as one mixed-integer program."""
+"""The exact solver, which solves placement and split together as one mixed-integer program."""

@@ -1,4 +1,4 @@
-"""`Exact`: chooses the replicas and quotas of a row together, as a mixed-integer program that SCIP solves."""
+"""`Exact`: chooses the replicas and quotas of a row together, with a mixed-integer program that SCIP solves."""
 
 import dataclasses
 import importlib.util
@@ -24,21 +24,21 @@ from foremoe.solvers.exact.model import Outcome, Pair, Program, Row
 
 @dataclass(frozen=True)
 class Exact(RankSolver):
-    """Minimises the largest rank load of every row and proves that it is optimal, or returns the best placement within a limit.
+    """Minimises the largest rank load of every row and proves it optimal, or returns the best placement found within a limit.
 
-    Use it as an oracle in tests and ablations, or as a solver for small groups. A row with 16 experts on 4 ranks takes about
-    20 ms, and one with 32 experts on 8 ranks takes under a second. A good start helps, as in
-    ``rank=(Search(effort=0), Exact())``, because it is the program's first solution and caps the load of every rank. `Exact`
-    refuses the objective ``"time"``, because it cannot prove times. The program is solved by SCIP (Bestuzheva et al., arXiv
-    2112.08872) through PySCIPOpt.
+    Use it as an oracle in tests and ablations, or as a solver for small groups. A row with 16 experts on 4 ranks takes about 20
+    ms, and a row with 32 experts on 8 ranks takes less than a second. A good start helps, as in
+    ``rank=(Search(effort=0), Exact())``, because the program uses it as its first solution and as a limit for the load of every
+    rank. `Exact` refuses the objective ``"time"``, because it cannot prove that times are optimal. SCIP (Bestuzheva et al., arXiv
+    2112.08872) solves the program through PySCIPOpt.
 
     In the result, ``stop_N`` is OPTIMAL if the load equals the bound, LIMIT if a limit was reached first, and FELL_BACK if SCIP
     failed. ``bound_N`` is always a proven lower bound. A row keeps `start` unless the solver found a better placement.
 
     Attributes:
         node_limit: Maximum number of branch-and-bound nodes per row.
-        time_limit_s: Maximum wall-clock time per row in seconds, or None for no limit. With a limit, results depend on the
-            machine, so `deterministic` is False.
+        time_limit_s: Maximum wall-clock time per row in seconds, or None for no limit. With a time limit, results depend on the
+            speed of the machine, so `deterministic` is False.
     """
 
     exact: ClassVar[bool] = True
@@ -54,17 +54,17 @@ class Exact(RankSolver):
 
     @property
     def deterministic(self) -> bool:  # type: ignore[override]
-        """Returns whether results are reproducible. False if `time_limit_s` is set."""
+        """Returns True if results are reproducible, that is, if `time_limit_s` is None."""
         return self.time_limit_s is None
 
     def refusal(self, problem: Problem) -> str | None:
-        """Returns the reason to refuse the objective ``"time"``, or None for ``"balance"``."""
+        """Returns the reason why the objective ``"time"`` is refused, or None for ``"balance"``."""
         if problem.cost.objective == "balance":
             return None
         return "Exact minimises the largest rank load and cannot minimise time; plan with the objective balance"
 
     def solve(self, problem: Problem, start: Placement) -> Placement:
-        """Returns the placement of all rows. Rows that a cancellation skipped keep `start`.
+        """Returns the placement of all rows. Rows that a cancellation skips keep the placement of `start`.
 
         Raises:
             InputError: PySCIPOpt is not installed, or the objective is not ``"balance"``.

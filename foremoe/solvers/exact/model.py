@@ -1,7 +1,7 @@
-"""The mixed-integer program of one row: which replicas to make and how to split every expert's tokens.
+"""The mixed-integer program of one row, which chooses the replicas and the split of every expert's tokens.
 
 The binary variable ``x[e, g]`` says that rank g holds a replica of expert e. The variable ``y[e, g]`` is the number of pairs that
-this replica serves. The home serves the rest of the expert's load.
+this replica serves. The home serves all other pairs of the expert.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ Pair = tuple[int, int]  # (expert, rank that is not its home)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Row:
-    """Input of the program for one row."""
+    """The input of the program for one row."""
 
     load_E: Array  # pairs of every expert
     home_E: Array  # home rank of every expert
@@ -28,7 +28,7 @@ class Row:
     most_load: int  # largest rank load that still improves on the start
 
     def pairs(self, node_only: bool) -> list[Pair]:
-        """Returns all candidate replicas: experts with load on ranks other than their home, or only ranks of the home's node."""
+        """Returns all possible replicas of experts with load, on any rank other than the home or only in the home's node."""
         home_E, node_G = self.home_E, self.node_G
         may_EG = (self.load_E[:, None] > 0) & (home_E[:, None] != np.arange(len(node_G)))
         if node_only:
@@ -37,17 +37,16 @@ class Row:
 
 
 class Outcome(NamedTuple):
-    """Result of a program."""
+    """The result of a program."""
 
     quota: dict[Pair, float]  # quotas of replicas, by (expert, rank)
     bound: float  # proven lower bound of the largest rank load
 
 
 class Program:
-    """SCIP model of a `Row`, restricted to candidate replicas.
+    """The SCIP model of a `Row`, in which only given candidates can become replicas.
 
-    Only candidates can get a replica. With `whole`, quotas are integers, which suits small programs whose replicas are already
-    chosen.
+    With `whole`, quotas are integers. This is meant for small programs whose replicas are already chosen.
     """
 
     def __init__(self, row: Row, pairs: list[Pair], *, whole: bool = False) -> None:
@@ -82,7 +81,7 @@ class Program:
             constrain(moved + float(self.static_G[g]) <= self.peak)
 
     def start_from(self, quota: dict[Pair, float]) -> bool:
-        """Offers quotas as a first solution. Returns False if the program rejects them."""
+        """Offers quotas to SCIP as a first solution. Returns False if the program rejects them."""
         if not all(p in self.x for p in quota):
             return False
         solution, load_G = self.model.createSol(), self.static_G.copy()
@@ -95,7 +94,7 @@ class Program:
         return bool(self.model.addSol(solution, free=True))
 
     def solve(self, *, node_limit: int, time_limit_s: float | None) -> Outcome | None:
-        """Runs SCIP to its end or to a limit. Returns None if it found no solution."""
+        """Runs SCIP until it is done or reaches a limit. Returns None if SCIP found no solution."""
         model = self.model
         model.hideOutput()
         model.setParams({

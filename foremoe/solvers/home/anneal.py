@@ -1,4 +1,4 @@
-"""`Anneal`: homes found by annealed swaps that lower the largest load, summed over micro-steps and smoothed."""
+"""`Anneal`: finds homes by simulated annealing with swaps that lower the largest load, summed over micro-steps."""
 
 import math
 from dataclasses import dataclass
@@ -29,39 +29,40 @@ class Anneal(HomeSolver):
     """Swaps experts between nodes in each layer by simulated annealing, starting from the present homes.
 
     Replicas inside a node balance its ranks, but only replicas between nodes balance the nodes. The objective is therefore the
-    largest node load per rank, summed over the micro-steps of the step. Without redundant slots, it is the largest rank load.
-    A sum of squares smooths the objective. Afterwards, experts are placed on the ranks of their node so that few replicas are
-    needed to balance these ranks.
+    largest node load per rank, summed over the micro-steps of the step. If there are no redundant slots, the objective is the
+    largest rank load instead. A sum of squares smooths the objective. Afterwards, experts are placed on the ranks of their node
+    so that few replicas are needed to balance these ranks.
 
-    Under ``"time"``, and if source ranks are known, homes also move closer to their tokens. The objective then adds the time to
-    dispatch every expert's pairs and is not smoothed. If replicas may go anywhere, balancing the homes costs more than it
-    saves. Experts are then placed rank by rank, and the excess of the largest rank load counts with the weight `skew_weight`.
-    Moving homes closer to tokens gains most after `ExpertAware`, which gathers similar sequences in a node.
+    Under ``"time"``, if source ranks are known, homes also move closer to their tokens. The objective then adds the time to
+    dispatch every expert's pairs and is not smoothed. If replicas may go anywhere, balancing the homes costs more than it saves.
+    Experts are then placed rank by rank, and the excess of the largest rank load counts with the weight `skew_weight`. Moving
+    homes closer to tokens gains most after `ExpertAware`, which gathers similar sequences in a node.
 
-    Moves are priced, and a layer's homes change only if the gain exceeds the price:
+    Moving experts has a price. The homes of a layer change only if the gain exceeds the price:
 
-    * Under ``"balance"``, moving all experts costs `move_price` of the balanced sum, and each expert costs its share of that.
-      The objective plus the price must fall by `min_gain`. With a single node, homes do not change.
-    * Under ``"time"``, moving the weights and `state_bytes` per weight is counted as exposed. A layer takes as long as its
-      busiest rank and link class. The solvers of `trial` plan `trial_steps` of the micro-steps with the present and the new
-      homes. The time saved over all micro-steps, minus the time of the moves, must reach `min_gain` of the present time. Both
-      times are *model, uncalibrated*.
+    * Under ``"balance"``, the price of moving all experts is `move_price` times the balanced sum, and each expert has an equal
+      share of it. The objective plus the price must fall by `min_gain`. With a single node, homes do not change.
+    * Under ``"time"``, the time to move the weights and `state_bytes` per weight counts as exposed. A layer's move takes as long
+      as its busiest rank and link class. The solvers of `trial` plan `trial_steps` of the micro-steps with the present and with
+      the new homes. The time saved over all micro-steps, minus the time of the moves, must reach `min_gain` of the present time.
+      Both times are *model, uncalibrated*.
 
-    Source: the swap annealing described for ReLibra (arXiv 2605.08639). Objective, prices, schedule and proposals are our own.
+    Source: the annealing with swaps that ReLibra describes (arXiv 2605.08639). Objective, prices, schedule and proposals are our
+    own.
 
     Attributes:
         sweeps: Number of proposed swaps per expert.
         temperature: Initial temperature as a share of the balanced sum.
         cooling: Final temperature divided by the initial one. The schedule is geometric.
-        smooth: Weight of the sum of squares. With 0, only the largest load counts.
-        skew_weight: Weight of the largest rank load under ``"time"`` if replicas may go anywhere. 1 is its full price.
-        min_gain: Smallest relative gain for which homes change.
+        smooth: Weight of the sum of squares. 0 means that only the largest load counts.
+        skew_weight: Weight of the largest rank load under ``"time"`` if replicas may go anywhere. 1 counts its full price.
+        min_gain: Smallest relative gain with which homes change.
         move_price: Price of moving all experts under ``"balance"``, as a share of the balanced sum.
-        state_bytes: Bytes that move with every weight of an expert under ``"time"``: 12 for fp32 master weights and two fp32
+        state_bytes: Bytes that move with every weight of an expert under ``"time"``. Use 12 for fp32 master weights and two fp32
             moments, 4 if only compute homes are swapped and fp32 gradients are sent back, and 0 if only the weights move.
-        trial: Rank solvers that plan with the present and the new homes under ``"time"``.
+        trial: Rank solvers that plan with the present and with the new homes under ``"time"``.
         trial_steps: Number of micro-steps that the solvers of `trial` plan.
-        seed: Seed of the proposals.
+        seed: Seed of the random proposals.
     """
 
     sweeps: int = 1000
@@ -88,7 +89,7 @@ class Anneal(HomeSolver):
             raise InputError(f"Anneal needs trial as a tuple of rank solvers such as (Search(effort=0),); got {self.trial!r}.")
 
     def solve(self, problem: Problem) -> Array:
-        """Returns ``home_LE``, int32. Layers that a cancellation skipped keep their homes."""
+        """Returns ``home_LE``, int32. Layers that a cancellation skips keep their homes."""
         home_LE, toll_L2 = problem.home_LE.copy(), self._toll_L2(problem)
         timed, rates = problem.cost.objective == "time", problem_rates(problem)
 
@@ -119,8 +120,8 @@ class Anneal(HomeSolver):
     def domains(self, problem: Problem) -> Array:
         """Returns the domain of every rank, int64 [G].
 
-        The domain is the rank's node. It is the rank itself if there are no redundant slots, or if homes move closer to their
-        tokens and replicas may go anywhere.
+        The domain is usually the node of the rank. The domain is the rank itself if there are no redundant slots, or if homes
+        move closer to their tokens and replicas may go anywhere.
         """
         by_rank = problem.R == 0 or (_located(problem) and not _bound(problem))
         return np.arange(problem.G) if by_rank else problem.cluster.node_of_rank_G.astype(np.int64)

@@ -1,4 +1,4 @@
-"""Assignment of base slots to experts whose ranks are given, with few moves."""
+"""Assignment of base slots to experts whose ranks are given, so that few experts move."""
 
 import numpy as np
 
@@ -11,8 +11,8 @@ def few_moves(rank_E: Array, now_E: Array, node_G: Array, rename_nodes: bool = T
     """Renumbers ranks without changing the grouping of experts, so that fewer experts move.
 
     Nodes of equal size are renumbered first, then ranks inside their node, starting from the largest overlap of old and new
-    experts. Renumbering does not change the balance, only the number of experts that move, and is kept only if fewer move. With
-    `rename_nodes` False, nodes keep their numbers, because tokens were taken into account and do not move with the number.
+    experts. The new numbers do not change the balance. They are used only if fewer experts move with them. If `rename_nodes` is
+    False, nodes keep their numbers, because the grouping depends on the nodes of tokens.
     """
     num_nodes, G = int(node_G.max()) + 1, len(node_G)
     ranks_V = [np.flatnonzero(node_G == v) for v in range(num_nodes)]
@@ -49,7 +49,7 @@ def _match(overlap: Array) -> Array:
 def home_slots(rank_E: Array, home_E: Array, num_base: int) -> Array:
     """Returns home slots for experts whose ranks are given, int32 [E].
 
-    An expert that stays on its rank keeps its base slot. The others take the free slots, lowest expert first.
+    An expert that stays on its rank keeps its base slot. All other experts take the free slots, in order of their number.
     """
     stays_E = rank_E == home_E // num_base
     new_E = np.where(stays_E, home_E, -1)

@@ -1,4 +1,4 @@
-"""Cost and savings of a change of homes in seconds, for the objective ``"time"``."""
+"""Costs and savings, in seconds, of a change of homes under the objective ``"time"``."""
 
 import dataclasses
 
@@ -13,14 +13,14 @@ from foremoe.problem.problem import Problem
 
 
 def move_seconds(problem: Problem, state_bytes: float) -> tuple[float, float]:
-    """Returns seconds to move one expert, with `state_bytes` more per weight, inside its node and between nodes."""
+    """Returns the seconds to move one expert, with `state_bytes` in addition per weight, inside its node and between nodes."""
     return problem.cluster.copy_seconds(problem.model.expert_bytes + problem.model.expert_params * state_bytes)[:2]
 
 
 def price_L(problem: Problem, home_LE: Array, state_bytes: float) -> Array:
-    """Returns exposed seconds of every layer to move experts from the present homes to `home_LE`, float64 [L].
+    """Returns the exposed seconds in which every layer's experts move from the present homes to `home_LE`, float64 [L].
 
-    A layer takes as long as its busiest rank, direction and link class, as in `CostModel`.
+    A layer takes as long as its busiest combination of rank, direction and link class, as in `CostModel`.
     """
     G, node_G = problem.G, problem.cluster.node_of_rank_G
     seconds_L = np.zeros(problem.L)
@@ -34,9 +34,9 @@ def price_L(problem: Problem, home_LE: Array, state_bytes: float) -> Array:
 
 
 def row_seconds_L(problem: Problem, home_LE: Array, rank: tuple[RankSolver, ...], num_steps: int) -> Array:
-    """Returns estimated seconds of all micro-steps with homes `home_LE`, float64 [L].
+    """Returns the estimated seconds of all micro-steps with the homes `home_LE`, float64 [L].
 
-    The solvers `rank` plan `num_steps` of the micro-steps, from which the total is estimated.
+    The rank solvers `rank` plan `num_steps` of the micro-steps. The total is estimated from these.
     """
     num = min(num_steps, problem.M)
     chosen = (2 * np.arange(num) + 1) * problem.M // (2 * num)

@@ -1,7 +1,7 @@
-"""Kernels of the home level: annealed swaps of experts between domains, and swaps between the ranks of a node.
+"""Kernels of the home level. They swap experts between domains by simulated annealing, and between the ranks of a node.
 
-Loads are integers (see `scaled`), so an incremental sum equals the recounted sum bit for bit. A domain is a node, or a rank if no
-replica balances the ranks of a node.
+Loads are integers (see `scaled`), so a sum that is updated in steps equals a new sum exactly. A domain is a node, or a rank if
+there are no replicas that balance the ranks of a node.
 """
 
 from typing import NamedTuple
@@ -29,7 +29,7 @@ _WORTH = 1e-4
 
 
 class Loads(NamedTuple):
-    """Loads of a layer as integers."""
+    """The loads of a layer as integers."""
 
     load_EM: Array  # int64, load of every expert and micro-step
     weight_V: Array  # int64, factor of every domain's load that makes domains of unequal size comparable
@@ -37,7 +37,7 @@ class Loads(NamedTuple):
 
 
 class Domains(NamedTuple):
-    """Weighted loads of domains, int64, and the two largest loads of every micro-step."""
+    """The weighted loads of domains, int64, and the two largest of them in every micro-step."""
 
     load_VM: Array  # weighted load
     first_M: Array  # the largest
@@ -46,7 +46,7 @@ class Domains(NamedTuple):
 
 
 class Cooling(NamedTuple):
-    """Schedule of the temperature."""
+    """The temperature schedule of the annealing."""
 
     num_proposals: int
     heat: float  # initial temperature in units of the loads
@@ -54,9 +54,9 @@ class Cooling(NamedTuple):
 
 
 def scaled(load_ME: Array, domain_G: Array) -> Loads:
-    """Returns loads of a layer as integers. A domain's weighted load is its load per rank.
+    """Returns the loads of a layer as integers. The weighted load of a domain is its load per rank.
 
-    Rounding errors are at most a millionth of a domain's mean, unless micro-steps times domains exceed a thousand.
+    Rounding errors are at most a millionth of a domain's mean if the product of micro-steps and domains is at most a thousand.
     """
     size_V = np.bincount(domain_G)
     steps = 1 if (size_V == size_V[0]).all() else _STEPS
@@ -70,7 +70,7 @@ def scaled(load_ME: Array, domain_G: Array) -> Loads:
 
 @kernel
 def domains_of(loads, domain_E):
-    """Returns the `Domains` for a given domain of every expert."""
+    """Returns the `Domains` that result from a given domain of every expert."""
     M = loads.load_EM.shape[1]
     load_VM = np.zeros((loads.weight_V.size, M), np.int64)
     for e in range(domain_E.size):
@@ -82,7 +82,7 @@ def domains_of(loads, domain_E):
 
 @kernel
 def find_largest(domains):
-    """Fills in the two largest loads of every micro-step and the domain with the largest one."""
+    """Fills in the two largest loads of every micro-step, and the domain with the largest load."""
     first_M, second_M, owner_M = domains.first_M, domains.second_M, domains.owner_M
     first_M[:], second_M[:], owner_M[:] = -1, -1, -1
     for v in range(domains.load_VM.shape[0]):
@@ -98,7 +98,7 @@ def find_largest(domains):
 def swap_effect(loads, domains, e, f, a, b):
     """Returns the effect of swapping expert e of domain a and expert f of domain b.
 
-    The effect is the new largest load, summed over micro-steps, and the growth of the sum of squares.
+    The effect consists of the new largest load, summed over micro-steps, and the increase of the sum of squares.
     """
     load_e_M, load_f_M, load_a_M, load_b_M = loads.load_EM[e], loads.load_EM[f], domains.load_VM[a], domains.load_VM[b]
     weight_a, weight_b, owner_M = loads.weight_V[a], loads.weight_V[b], domains.owner_M
@@ -115,11 +115,11 @@ def swap_effect(loads, domains, e, f, a, b):
 
 @kernel
 def anneal(loads, cost_EV, smooth, cooling, seed, domain_E):
-    """Improves `domain_E` in place by swaps of two experts and returns to the best assignment found, which may be the start.
+    """Improves `domain_E` in place by swaps of two experts. At the end, it holds the best assignment found or the start.
 
-    The best assignment minimises the largest load, summed over micro-steps, plus the cost of every expert in its domain. Swaps
-    are accepted by that objective plus ``smooth / (2 * even)`` times the sum of squares. The squares reward a swap that helps
-    only the second most loaded domain. `cost_EV` is int64, in units of the loads. The temperature falls geometrically.
+    The best assignment minimises the largest load, summed over micro-steps, plus the cost of every expert in its domain. To
+    accept a swap, ``smooth / (2 * even)`` times the sum of squares is added to this objective. The squares reward a swap that
+    helps only the second most loaded domain. `cost_EV` is int64, in units of the loads. The temperature falls geometrically.
     """
     E, M = loads.load_EM.shape
     load_EM, weight_V, heat = loads.load_EM, loads.weight_V, cooling.heat
@@ -159,10 +159,10 @@ def anneal(loads, cost_EV, smooth, cooling, seed, domain_E):
 
 @kernel
 def settle_inside(load_EM, node_E, now_E, node_G):
-    """Returns ranks for experts whose nodes are given, int64 [E], so that few replicas balance the ranks.
+    """Returns ranks, int64 [E], for experts whose nodes are given, chosen so that few replicas can balance the ranks.
 
-    An expert that stays in its node keeps its rank. The others, in order of decreasing load, take the least loaded ranks with
-    room. Then experts of a node swap ranks while that lowers the sum of squared rank loads over all micro-steps.
+    An expert that stays in its node keeps its rank. All other experts, in order of decreasing load, go to the least loaded ranks
+    with room. Then experts of a node swap ranks as long as this lowers the sum of squared rank loads over all micro-steps.
     """
     E, M = load_EM.shape
     G = node_G.size

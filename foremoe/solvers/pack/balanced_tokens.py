@@ -1,4 +1,4 @@
-"""`BalancedTokens`: balances micro-steps and ranks by tokens and attention alone, ignoring experts."""
+"""`BalancedTokens`: balances micro-steps and ranks by tokens and attention, without regard to experts."""
 
 import contextlib
 from dataclasses import dataclass
@@ -22,27 +22,28 @@ _USUAL_MODEL = "qwen3-30b-a3b"
 
 @dataclass(frozen=True, slots=True)
 class BalancedTokens(PackSolver):
-    """Packs like trainers with balanced batches: as few micro-steps as possible, with equal attention work on all ranks.
+    """Packs as trainers with balanced batches do: as few micro-steps as possible, with equal attention work on all ranks.
 
     Micro-steps are formed in four ways:
 
-    * longest sequence first, each to the emptiest micro-step,
-    * longest sequence first, each to the fullest micro-step with room,
-    * by length, next-fit,
-    * as given.
+    * longest first, each into the emptiest micro-step,
+    * longest first, each into the fullest micro-step that has room for it,
+    * sorted by length, each into the current micro-step or, if it does not fit, into a new one (next-fit),
+    * as `AsGiven` forms them.
 
-    In a micro-step, sequences are assigned in order of decreasing attention work, each to the rank that has the least so far and
-    still has room. A rank has room for tokens_per_rank tokens, or for as many as `AsGiven` puts on its fullest rank if that is
-    more. The packing with the fewest micro-steps is chosen. Ties go to the least attention work on the slowest rank, summed over
-    micro-steps. The result never has more micro-steps than `AsGiven`, and with equally many it never has more attention work.
+    In a micro-step, sequences are assigned in order of decreasing attention work, each to the rank that has the least work so far
+    and still has room. A rank has room for tokens_per_rank tokens, or for as many as `AsGiven` puts on its fullest rank if that
+    number is larger. The packing with the fewest micro-steps is chosen. Among equal packings, the one with the least attention
+    work on the slowest rank, summed over micro-steps, is chosen. The result never has more micro-steps than `AsGiven`. If both
+    have equally many, the result never has more attention work.
 
-    Source: LPT is R. L. Graham, "Bounds on multiprocessing timing anomalies" (1969).
+    Source: R. L. Graham, "Bounds on multiprocessing timing anomalies" (1969), for the order of decreasing work (LPT).
     """
 
     def solve(
         self, trace: RoutingTrace, *, num_ranks: int, tokens_per_rank: int, sample_group_Q: Array | None = None, seed: int = 0
     ) -> tuple[Array, Array]:
-        """Packs the sequences as described in `PackSolver.solve`. `seed` has no effect."""
+        """Packs the sequences as `PackSolver.solve` describes. `seed` has no effect."""
         given = AsGiven().solve(trace, num_ranks=num_ranks, tokens_per_rank=tokens_per_rank, sample_group_Q=sample_group_Q)
         group_Q = sample_groups(sample_group_Q, trace.Q)
         attention_Q = attention_flops(trace)
@@ -64,7 +65,7 @@ class BalancedTokens(PackSolver):
 
 
 def model_of(trace: RoutingTrace) -> Model:
-    """Returns the trace's own model, or else the only preset of its shape, or else a common model."""
+    """Returns the model that the trace names. If it names none, returns the only preset of its shape or a common model."""
     with contextlib.suppress(InputError):
         return Model.preset(trace.model or "")
     found = Model.matching(trace.L, trace.num_experts, trace.K)
@@ -72,7 +73,7 @@ def model_of(trace: RoutingTrace) -> Model:
 
 
 def attention_flops(trace: RoutingTrace) -> Array:
-    """Returns forward FLOPs of one layer's attention for every sequence, integers as float64 [Q]."""
+    """Returns the forward FLOPs of one layer's attention for every sequence, whole numbers as float64 [Q]."""
     lengths_Q = trace.seq_len_Q.astype(np.float64)
     return np.rint(model_of(trace).attention_flops(lengths_Q, lengths_Q**2))
 
@@ -83,7 +84,7 @@ def rank_tokens(seq_len_Q: Array, micro_step_Q: Array, rank_Q: Array, num_ranks:
 
 
 def slowest_attention(attention_Q: Array, micro_step_Q: Array, rank_Q: Array, num_ranks: int) -> float:
-    """Returns the largest attention work of a rank, summed over micro-steps."""
+    """Returns the attention work of the slowest rank of each micro-step, summed over micro-steps."""
     return float(sum_cells(micro_step_Q, rank_Q, num_ranks, attention_Q).max(axis=1).sum())
 
 

@@ -1,4 +1,4 @@
-"""`ExpertAware`: packs sequences for the shortest predicted stage, from attention, rank load and dispatch."""
+"""`ExpertAware`: packs sequences for the shortest predicted stage, with regard to attention, rank load and dispatch."""
 
 from dataclasses import dataclass
 
@@ -19,32 +19,32 @@ from foremoe.workload.packing import AsGiven, sample_groups
 
 @dataclass(frozen=True, slots=True)
 class ExpertAware(PackSolver):
-    """Packs sequences for the shortest predicted stage, with annealed moves and swaps between micro-steps and ranks.
+    """Packs sequences for the shortest predicted stage. Simulated annealing moves and swaps them between micro-steps and ranks.
 
-    The objective follows the cost model. It adds the attention of the slowest rank per micro-step, the load of the busiest rank
-    per row, and the dispatch of pairs that leave their rank or node. Dispatch falls if a sequence is on the node of its experts.
-    Replicas make loads nearly even under any packing, so the busiest rank's excess over the mean counts only with `skew_weight`.
-    Replicas also shorten dispatch. With several nodes, each node is assumed to serve its own experts and, one per redundant
-    slot, those that its sequences use most over the whole step. Sequences with similar expert use therefore gather in a node,
-    and the home level can move experts to them.
+    The objective follows the cost model. It adds up three times: attention of the slowest rank per micro-step, experts of the
+    busiest rank per row, and dispatch of pairs that leave their rank or node. Dispatch takes less time if a sequence is on the
+    node of its experts. Replicas make loads nearly even with any packing, so the excess of the busiest rank over the mean counts
+    only with the factor `skew_weight`. Replicas also shorten dispatch. With several nodes, each node is assumed to serve its own
+    experts and, for each redundant slot, one further expert that its sequences use most over the whole step. Sequences that use
+    similar experts therefore gather in a node, and the home level can move these experts there.
 
-    The search alternates between optimising sequences for given replicas and choosing replicas for given sequences. It starts
-    from `AsGiven` or `BalancedTokens`, whichever is better under the objective, and is never worse than either.
+    The search alternates between packing sequences for given replicas and choosing replicas for given sequences. It starts from
+    the better of the packings of `AsGiven` and `BalancedTokens`. The result is never worse than this start.
 
     Homes are contiguous unless they are passed to `solve`. The tables take 4 * Q * L * G and 4 * Q * min(L, 16) * E bytes. The
-    objective is computed for an update of the trace's own model. If the trace does not name a preset, qwen3-30b-a3b is used
+    objective is computed for an update stage of the trace's model. If the trace does not name a preset, qwen3-30b-a3b is used
     instead, because only ratios matter.
 
     Attributes:
-        skew_weight: Price of the pairs by which the busiest rank exceeds the mean, relative to their price without replicas.
-            1 suits packing alone, without replicas. The default suits one redundant slot per rank.
-        redundant: Redundant slots per rank whose replicas are assumed to shorten dispatch. 0 assumes no replicas.
-        rounds: Number of rounds in which replicas are chosen again. The `sweeps` are divided among the rounds.
+        skew_weight: Price of the pairs by which the busiest rank exceeds the mean, relative to their price without replicas. Use
+            1 if packing is the only means of balancing. The default is for one redundant slot per rank.
+        redundant: Number of redundant slots per rank whose replicas are assumed to shorten dispatch. 0 means no replicas.
+        rounds: Number of rounds, each of which chooses replicas again. The `sweeps` are divided among the rounds.
         cluster: Name of a `Cluster` preset, from which the costs of attention, expert compute and links are taken.
-        ranks_per_node: Ranks per node. Defaults to those of the preset.
-        locality: Whether to price the pairs that leave their rank and node. With False, only loads count.
+        ranks_per_node: Number of ranks per node. Defaults to the number in the preset.
+        locality: Whether pairs that leave their rank or node have a price. If False, only attention and loads count.
         sweeps: Number of proposed changes per sequence.
-        temperature: Initial temperature relative to the mean cost of one sequence. It falls geometrically to a hundredth.
+        temperature: Initial temperature divided by the mean cost of one sequence. It falls geometrically to a hundredth of this.
     """
 
     skew_weight: float = 0.1
@@ -68,13 +68,14 @@ class ExpertAware(PackSolver):
         self, trace: RoutingTrace, *, num_ranks: int, tokens_per_rank: int, sample_group_Q: Array | None = None, seed: int = 0,
         home_LE: Array | None = None,
     ) -> tuple[Array, Array]:  # fmt: skip
-        """Packs the sequences as described in `PackSolver.solve`, optionally for given homes.
+        """Packs the sequences as `PackSolver.solve` describes, for given homes if `home_LE` is passed.
 
-        In a micro-step within the budget, no rank holds more tokens than tokens_per_rank or the fullest rank of the start.
+        In a micro-step within the budget, no rank holds more tokens than the larger of tokens_per_rank and the start's fullest
+        rank.
 
         Args:
-            seed: Seed of the proposals.
-            home_LE: Home slots [L, E], if they are already known. Defaults to contiguous homes.
+            seed: Seed of the random proposals.
+            home_LE: Home slots [L, E], if they have already been chosen. Defaults to contiguous homes.
         """
         starts = [
             packer.solve(trace, num_ranks=num_ranks, tokens_per_rank=tokens_per_rank, sample_group_Q=sample_group_Q)
@@ -114,10 +115,10 @@ class ExpertAware(PackSolver):
     def objective(
         self, trace: RoutingTrace, micro_step_Q: Array, rank_Q: Array, *, num_ranks: int, home_LE: Array | None = None
     ) -> float:
-        """Returns the predicted seconds of an update stage, uncalibrated, which the packer minimises.
+        """Returns the objective that this solver minimises: the predicted, uncalibrated seconds of an update stage.
 
-        With ``skew_weight=1, redundant=0`` the result equals that of `CostModel` without replicas, provided that every expert of
-        the busiest rank has load.
+        With ``skew_weight=1, redundant=0``, the result equals the price of `CostModel` without replicas, provided that every
+        expert of the busiest rank has load.
         """
         return self._value(trace, num_ranks, home_LE).seconds(micro_step_Q, rank_Q)
 

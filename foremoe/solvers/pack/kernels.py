@@ -1,4 +1,4 @@
-"""Kernels of the pack level, which count pairs by home rank and anneal moves and swaps of sequences."""
+"""Kernels of the pack level. They count pairs by home rank, and move and swap sequences by simulated annealing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from foremoe.problem.kernels.demand import add_rows
 
 
 class Sequences(NamedTuple):
-    """Sequences to pack."""
+    """The sequences to pack."""
 
     len_X: Array  # int64, tokens
     attention_X: Array  # float64, FLOPs of a layer's attention
@@ -30,7 +30,7 @@ class Sequences(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """Prices and limits."""
+    """Prices and limits of a packing."""
 
     window_s: float  # seconds per attention FLOP of the slowest rank
     pair_s: float  # seconds per pair of the largest rank load
@@ -39,7 +39,7 @@ class Terms(NamedTuple):
 
 
 class Packing(NamedTuple):
-    """A packing and its sums, which the search changes in place."""
+    """A packing with its sums, which the search changes in place."""
 
     micro_step_Q: Array  # int64
     rank_Q: Array  # int64
@@ -52,7 +52,7 @@ class Packing(NamedTuple):
 
 
 class Change(NamedTuple):
-    """Move of sequence q from (m, a) to (n, to_q) and of r from (n, b) to (m, to_r), where r = Q stands for no sequence."""
+    """A move of sequence q from (m, a) to (n, to_q) and of r from (n, b) to (m, to_r), where r = Q stands for no sequence."""
 
     q: int
     r: int
@@ -66,9 +66,9 @@ class Change(NamedTuple):
 
 @kernel
 def count_pairs(low, high, topk_TLK, known_T, cuts, layer_J, group_JE, pairs_QJG):
-    """Counts pairs of sequences [low, high) in the layers `layer_J`, by the group of their expert, such as its home rank.
+    """Counts the pairs of sequences [low, high) in the layers `layer_J`, by a group of their expert such as its home rank.
 
-    An empty `known_T` means that all tokens are known.
+    An empty `known_T` means that the routing of all tokens is known.
     """
     num_topk = topk_TLK.shape[2]
     for q in range(low, high):
@@ -82,7 +82,7 @@ def count_pairs(low, high, topk_TLK, known_T, cuts, layer_J, group_JE, pairs_QJG
 
 @kernel
 def largest_with(amount_G, a, more_a, b, more_b):
-    """Returns the largest entry, at least 0, after adding `more_a` to rank a and `more_b` to rank b, which may be the same."""
+    """Returns the largest entry, at least 0, after `more_a` is added to rank a and `more_b` to rank b, which may be the same."""
     largest = amount_G.dtype.type(0)
     for g in range(amount_G.size):
         amount = amount_G[g]
@@ -96,7 +96,7 @@ def largest_with(amount_G, a, more_a, b, more_b):
 
 @kernel
 def tops(load_LG, out_LG, in_LG):
-    """Returns the largest rank load, summed over layers, after replacing one sequence of the micro-step by another."""
+    """Returns the largest rank load, summed over layers, after one sequence of the micro-step is replaced with another."""
     total = np.int64(0)
     for layer in range(load_LG.shape[0]):
         largest = load_LG.dtype.type(0)
@@ -120,7 +120,7 @@ def exchange_load(load_m_LG, load_n_LG, out_LG, in_LG):
 
 @kernel
 def packing_of(sequences, micro_step_Q, rank_Q, tokens_MG):
-    """Returns a `Packing` over the given arrays and computes its other sums."""
+    """Returns a `Packing` that uses the given arrays, and computes its other sums."""
     Q, (M, G) = micro_step_Q.size, tokens_MG.shape
     load_MLG = np.zeros((M, sequences.pairs_XLG.shape[1], G), np.int32)
     attention_MG, tokens_M, num_M, top_M = np.zeros((M, G)), np.zeros(M, np.int64), np.zeros(M, np.int64), np.zeros(M, np.int64)
@@ -165,7 +165,7 @@ def propose(state, sequences, packing):
 
 @kernel
 def attention_and_dispatch_s(sequences, terms, packing, change):
-    """Returns the seconds that a change adds, without those of the largest rank loads, or infinity if it breaks a limit."""
+    """Returns the seconds that a change adds, not counting largest rank loads, or infinity if the change exceeds a limit."""
     Q, tokens_MG, attention_MG = packing.micro_step_Q.size, packing.tokens_MG, packing.attention_MG
     q, r, m, n, a, b, to_q, to_r = change
     len_q, len_r = sequences.len_X[q], sequences.len_X[r]
@@ -194,7 +194,7 @@ def attention_and_dispatch_s(sequences, terms, packing, change):
 
 @kernel
 def apply(sequences, packing, change, top_m, top_n):
-    """Applies a change. `top_m` and `top_n` are the largest rank loads after the change."""
+    """Applies a change. `top_m` and `top_n` are the largest rank loads of its two micro-steps afterwards."""
     Q, (q, r, m, n, a, b, to_q, to_r) = packing.micro_step_Q.size, change
     for moved, from_m, from_g, to_m, to_g in ((q, m, a, n, to_q), (r, n, b, m, to_r)):
         if moved < Q:
@@ -216,9 +216,9 @@ def apply(sequences, packing, change, top_m, top_n):
 
 @kernel
 def anneal(sequences, terms, num_proposals, heat, seed, micro_step_Q, rank_Q, tokens_MG):
-    """Improves `micro_step_Q` and `rank_Q` in place, with `tokens_MG` as scratch. Returns the change in seconds, at most 0.
+    """Improves `micro_step_Q` and `rank_Q` in place, with scratch space `tokens_MG`. Returns the change in seconds, at most 0.
 
-    States are compared each time that every sequence has had one proposal on average, and at the end. The best of them is kept.
+    The best packing is kept. Packings are compared whenever every sequence has had one more proposal on average, and at the end.
     A proposal swaps two sequences or moves one. A move is a swap with sequence Q, which has no tokens.
     """
     Q = micro_step_Q.size

@@ -1,7 +1,7 @@
-"""Repacking, which exchanges samples between the micro-batches of their rank to shorten the predicted stage.
+"""Repacking, which exchanges samples between the micro-batches of the same rank to shorten the predicted stage.
 
-It is `ExpertAware` restricted to moves within ranks. The slowest rank's attention and the busiest rank's pairs count. The source
-ranks of pairs do not change.
+It works like `ExpertAware`, but only moves sequences within their rank. The cost consists of the attention of the slowest rank
+and the pairs of the busiest rank. The source ranks of pairs do not change.
 """
 
 from typing import NamedTuple
@@ -24,12 +24,12 @@ _SWEEPS = 100
 def repack(
     len_Q: Array, attention_Q: Array, pairs_QJG: Array, rank_D_Q: Array, limit_D: Array, num_micro_steps: int, micro_step_Q: Array
 ) -> int:
-    """Improves `micro_step_Q` in place, within ranks.
+    """Improves `micro_step_Q` in place. Sequences stay on their rank.
 
     The search uses late acceptance (Burke and Bykov, "The late acceptance hill-climbing heuristic", 2017). A change is accepted
-    if it does not raise the cost, or if the cost is lower than it was some changes ago. Only integers are compared, so every rank
-    finds the same result. `rank_D_Q` must be ascending, `limit_D` is the maximum number of tokens in a micro-batch of each rank,
-    and no micro-batch of a rank may be empty.
+    if it does not raise the cost, or if the new cost is lower than the cost was some changes ago. Only integers are compared, so
+    every rank finds the same result. `rank_D_Q` must be ascending. `limit_D` is the maximum number of tokens in a micro-batch of
+    each rank. No micro-batch of a rank may be empty.
 
     Returns the decrease of the cost, summed over micro-batches. The cost of a micro-batch is the attention work of the slowest
     rank, an integer, plus `UNIT` times the pairs of the busiest home rank, summed over layers.

@@ -1,4 +1,4 @@
-"""Price of a packing, the predicted seconds of an update stage that `ExpertAware` minimises, from tables over sequences."""
+"""The price of a packing, which `ExpertAware` minimises: the predicted seconds of an update stage, from tables of sequences."""
 
 import dataclasses
 import math
@@ -30,7 +30,7 @@ _BLOCK = 512
 
 
 class PackValue:
-    """Tables of one trace on one cluster, from which packings are priced. See `ExpertAware` for the options."""
+    """Tables of one trace on one cluster, from which prices of packings are computed. `ExpertAware` describes the options."""
 
     def __init__(
         self, trace: RoutingTrace, cluster: Cluster, home_LE: Array | None, skew_weight: float, locality: bool, redundant: int
@@ -69,10 +69,10 @@ class PackValue:
             self._pairs_QJE = expert_pairs(trace, sample_J)
 
     def send_QG(self, rank_Q: Array) -> Array:
-        """Returns seconds to dispatch each sequence's pairs from every rank, float64 [Q, G], with replicas that suit `rank_Q`.
+        """Returns the seconds to dispatch each sequence's pairs from every rank, float64 [Q, G], with replicas for `rank_Q`.
 
-        Every node is assumed to serve the experts at home there and, one per redundant slot, the other experts that its
-        sequences use most. Only sampled layers are considered, with the same replicas in all micro-steps.
+        Every node is assumed to serve the experts at home there and, for each redundant slot, one other expert that its sequences
+        use most. Only sampled layers are considered. Replicas are the same in all micro-steps.
         """
         if not self.foresees:
             return self._send_QG
@@ -93,7 +93,7 @@ class PackValue:
         return self._send_QG - self._nearer_s * served_QV[:, self._node_G]
 
     def seconds(self, micro_step_Q: Array, rank_Q: Array, send_QG: Array | None = None) -> float:
-        """Returns the seconds of a packing. Without `send_QG`, the replicas that suit the packing best are assumed."""
+        """Returns the predicted seconds of a packing. Without `send_QG`, the best replicas for the packing are assumed."""
         M, (Q, G) = int(micro_step_Q.max()) + 1, self._send_QG.shape
         load_MLG = np.zeros((M, *self.pairs_XLG.shape[1:]), np.int64)
         add_rows(self.pairs_XLG[:-1].reshape(Q, -1), micro_step_Q.astype(np.int64), load_MLG.reshape(M, -1))
@@ -107,7 +107,7 @@ class PackValue:
 
 
 def home_ranks(trace: RoutingTrace, num_ranks: int, home_LE: Array | None) -> Array:
-    """Returns the home rank of every expert, int64 [L, E]. Without `home_LE`, homes are contiguous and as even as possible."""
+    """Returns the home rank of every expert, int64 [L, E]. If `home_LE` is None, homes are contiguous and as even as possible."""
     L, E = trace.L, trace.num_experts
     if home_LE is None:
         return np.tile(np.arange(E) * num_ranks // E, (L, 1))
@@ -118,12 +118,12 @@ def home_ranks(trace: RoutingTrace, num_ranks: int, home_LE: Array | None) -> Ar
 
 
 def home_pairs(trace: RoutingTrace, num_ranks: int, rank_LE: Array) -> Array:
-    """Returns pairs of every sequence by the home rank of their expert, int32 [Q + 1, L, G]. The last entry of Q is zero."""
+    """Returns the number of pairs of every sequence by home rank of the expert, int32 [Q + 1, L, G]. The last row is zero."""
     return _count_by_group(trace, np.arange(trace.L), rank_LE, num_ranks, trace.Q + 1)
 
 
 def expert_pairs(trace: RoutingTrace, sample_J: Array) -> Array:
-    """Returns pairs of every sequence by expert in the layers `sample_J`, int32 [Q, J, E]."""
+    """Returns the number of every sequence's pairs by expert, in the layers `sample_J`, int32 [Q, J, E]."""
     E, J = trace.num_experts, len(sample_J)
     return _count_by_group(trace, sample_J, np.tile(np.arange(E), (J, 1)), E, trace.Q)
 

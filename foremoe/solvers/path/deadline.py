@@ -1,4 +1,4 @@
-"""`Deadline`: chooses the link of every weight copy, so that the copies of a use arrive as early as possible."""
+"""`Deadline`: chooses the link of every weight copy, so that all copies for a use arrive as early as possible."""
 
 from dataclasses import dataclass
 
@@ -15,28 +15,29 @@ from foremoe.problem.schedule import Phase
 
 @dataclass(frozen=True, repr=False)
 class Deadline(PathSolver):
-    """Schedules copies over link capacities, one use (a layer in a pass) at a time.
+    """Distributes copies over links according to their bandwidth, for one use (a layer in a pass) after another.
 
-    The copies of a use are scheduled in the given order. Each may come from the host store of its node or from its home rank,
-    over a peer link inside the node and over RDMA between nodes. A copy from a rank waits for the source's egress and the
-    destination's ingress of that link class. A copy from the host waits for the destination's host link. The source with which
-    the copy ends first is chosen, and the home rank in a tie. As in `CostModel`, copies of different uses do not compete.
+    The copies for a use are scheduled in the given order. Each copy comes either from the host store of the destination's node or
+    from the home rank, over a peer link inside the node or over RDMA between nodes. A copy from a rank waits until the source can
+    send and the destination can receive on links of that class. A copy from the host waits for the destination's host link. The
+    source with which the copy ends first is chosen. If several end at the same time, the home rank is chosen. As in `CostModel`,
+    copies for different uses do not compete.
 
-    The host store is meant for copies that would otherwise come too late. To find them, the copies of all uses are placed on one
-    timeline. Copies begin two uses ahead, a use lasts as long as copies can overlap with it, and NICs and links remain busy from
-    one use to the next. A store holds an expert only after it was filled. On another node, the first rank that reads the expert
-    receives it over RDMA and writes it to the store. On the home's node, the home writes it. The store is chosen if the time
-    saved exceeds the slowdown of compute by filling and copying.
+    The host store is meant for copies that would otherwise come too late. To find such copies, the copies of all uses are placed
+    on one timeline. Copies begin two uses ahead. A use lasts as long as copies can overlap with it, and NICs and links remain
+    busy from one use to the next. A store holds an expert only after the expert was written to it. On the home's node, the home
+    rank writes it. On another node, the first rank that reads the expert receives it over RDMA and writes it. The store is chosen
+    if the time saved exceeds the slowdown of compute by filling and copying.
 
-    Source: R. L. Graham, "Bounds on multiprocessing timing anomalies" (1969), with links for machines.
+    Source: R. L. Graham, "Bounds on multiprocessing timing anomalies" (1969), with links in the place of machines.
 
     Attributes:
-        relay: Maximum number of ranks in a chain that pass a copy on within a use. With 0 or False, weights come only from home
-            or host. True means 1. If a rank receives the expert from another rank for the same use, it forwards the expert after
-            it has arrived.
-            A rank that still holds it from an earlier use can send it at once. A copy from a host store is not passed on, because
-            engines relay only between copies of one two-sided backend. A relay is chosen if the copy then ends earlier than from
-            home and host. Among equal relays, one inside the node is preferred, and then the lowest rank.
+        relay: Maximum number of ranks in a chain that pass a copy on within a use. 0 or False means that weights come only from
+            home or host. True means 1. A rank that receives the expert from another rank for the same use can forward it after it
+            has arrived. A rank that still holds the expert from an earlier use can send it at once. A copy from a host store is
+            not passed on, because engines relay only between copies of the same two-sided backend. A relay is chosen if the copy
+            then ends earlier than a copy from home or host. Among equal relays, those inside the node are preferred, and then the
+            lowest rank.
     """
 
     relay: int = 0
@@ -50,7 +51,7 @@ class Deadline(PathSolver):
         return f"Deadline(relay={self.relay!r})" if self.relay else "Deadline()"
 
     def solve(self, problem: Problem, transfers: TransferList) -> TransferList:
-        """Returns the same copies with `link_C` and `src_C` chosen. The source is the home rank, a relay, or -1 for the host."""
+        """Returns the same copies with chosen `link_C` and `src_C`. A source is the home rank, a relay, or -1 for the host."""
         hide_U = None
         if problem.cluster.host_bytes_per_s > 0:
             uses, times = problem.schedule.uses(problem.L), row_times(problem)

@@ -1,1 +1,1 @@
-"""Re-implementations of the rank solvers of published systems, for comparison. Nothing else in foremoe depends on them."""
+"""Our re-implementations of the rank solvers of published systems, for comparison. The rest of foremoe does not need them."""

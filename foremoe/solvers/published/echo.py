@@ -1,4 +1,4 @@
-"""`Echo`: clones hot experts into slots of ranks with room, by bin packing."""
+"""`Echo`: clones hot experts into slots of ranks with room. Bin packing chooses the ranks."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ from foremoe.solvers.split.kernels import split_row, start_at_home
 
 @kernel
 def echo_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
-    """Solves one row of `Echo`; see `RowSolver.edit`."""
+    """Solves one row of `Echo` (see `RowSolver.edit`)."""
     G, S = expert_GS.shape
     _, load_G = start_at_home(load_E, num_base, expert_GS, quota_GS)
     domain_G = node_G if options.node_only else np.zeros_like(node_G)
@@ -62,15 +62,15 @@ def echo_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
 
 @dataclass(frozen=True)
 class Echo(RowSolver):
-    """Moves the load by which a rank's hottest experts exceed the mean to ranks with room, the largest excess first.
+    """Moves excess load of the hottest experts on overloaded ranks to ranks with room, the largest excess first.
 
     This follows the description of ECHO, elastic cloning for hot experts (Megatron-Core MoE report, arXiv 2603.07685, section
     4.3). It computes the excess per expert and the room per rank, and packs the excess into R slots per rank. The published code
     has several packings, one of which takes nodes into account. Here, an excess goes to the rank that it fills best, or in part
-    to the rank with the most room. Then the kernel of `ExactSplit` splits tokens over the clones, while the published code keeps
-    the packed amounts, so this version balances better than the published one. Kernels without host synchronisation are not
+    to the rank with the most room. Then the kernel of `ExactSplit` splits tokens over the clones. The published code keeps the
+    packed amounts instead, so our version balances better than the published one. Kernels without host synchronisation are not
     reproduced. If replicas must stay in their node, each node is balanced separately. The solver starts from the homes and never
-    returns a worse placement.
+    returns a placement that is worse than the homes.
     """
 
     edit = staticmethod(echo_row)

@@ -1,4 +1,4 @@
-"""`Eplb`: DeepSeek's published expert-parallel load balancer, as a row kernel and a solver."""
+"""`Eplb`: the expert-parallel load balancer that DeepSeek published, as a row kernel and a solver."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -41,11 +41,11 @@ def _pack(weight_I, num_bins, slot_I):
 
 @kernel
 def place_row(load_E, num_groups, num_nodes, num_ranks, expert_P):
-    """Replicates hot experts and packs the copies onto ranks like the published policy. Writes the expert of every slot.
+    """Replicates hot experts and packs the copies onto ranks as the published policy does. Writes the expert of every slot.
 
     Step 1 packs groups of experts onto nodes, step 2 replicates experts inside each node, and step 3 packs the copies of a node
-    onto its ranks. Two copies of an expert may be placed on one rank. Loads are float64, while the published code uses float32,
-    so loads that are equal in float32 may be ordered differently.
+    onto its ranks. Two copies of an expert may be placed on one rank. Loads are float64, but the published code uses float32, so
+    loads that are equal in float32 may be ordered differently.
     """
     num_experts, num_physical = load_E.size, expert_P.size
     group, per_node = num_experts // num_groups, num_physical // num_nodes
@@ -72,9 +72,9 @@ def place_row(load_E, num_groups, num_nodes, num_ranks, expert_P):
 
 @kernel
 def serve_row(load_E, rank_G, expert_P, expert_GS, quota_GS):
-    """Gives every copy an equal share, and the first ones the remainder. Merges copies of one expert on one rank into one slot.
+    """Gives copies equal shares, and the remainder to the first copies. Merges an expert's copies on one rank into one slot.
 
-    Position i of the policy is rank ``rank_G[i]``. The slots that merging frees are the last ones of a rank.
+    Rank i of the policy is our rank ``rank_G[i]``. The slots that become free are the last slots of a rank.
     """
     G, S = expert_GS.shape
     share_GS = np.empty((G, S), np.int64)
@@ -94,7 +94,7 @@ def serve_row(load_E, rank_G, expert_P, expert_GS, quota_GS):
 
 @kernel
 def eplb_rows(low, high, load_NE, rank_G, num_groups, num_nodes, expert_NGS, quota_NGS):
-    """Places and serves rows [low, high). Rows without load are not changed."""
+    """Sets experts and quotas of rows [low, high). Rows without load are not changed."""
     G, S = expert_NGS.shape[1:]
     expert_P = np.empty(G * S, np.int64)
     for n in range(low, high):
@@ -105,18 +105,18 @@ def eplb_rows(low, high, load_NE, rank_G, num_groups, num_nodes, expert_NGS, quo
 
 @dataclass(frozen=True)
 class Eplb(RankSolver):
-    """Applies the published EPLB policy to each row's own load: replicates the hottest experts, packs replicas, splits evenly.
+    """Applies the published EPLB policy to each row's load: replicates the hottest experts, packs copies and splits evenly.
 
-    All experts are placed again in every row, so most of them change rank from row to row. The result is scored but never
+    All experts are placed again in every row, so most of them change rank from row to row. The result can be rated but not
     executed. All P slots are used, and two copies of one expert on one rank become one slot with both shares. Rows without load
-    keep the start. `Problem.replicas` has no effect because experts have no home here, but the hierarchical policy keeps copies
-    inside a node anyway.
+    keep the start placement. `Problem.replicas` has no effect, because experts have no home here. The hierarchical policy keeps
+    copies inside a node anyway.
 
     Source: DeepSeek, "Expert Parallelism Load Balancer" (2025), and the DeepSeek-V3 report (arXiv 2412.19437).
 
     Attributes:
-        num_groups: Number of expert groups, each of which is kept on one node. Defaults to the model's number. If the groups do
-            not divide evenly over the nodes, or nodes differ in size, the policy ignores nodes.
+        num_groups: Number of expert groups, each of which is kept on one node. Defaults to the number of groups of the model. If
+            the groups do not divide evenly over the nodes, or nodes differ in size, the policy ignores nodes.
     """
 
     num_groups: int | None = None

@@ -1,4 +1,4 @@
-"""`Feplb`: moves whole experts inside the node."""
+"""`Feplb`: moves whole experts between the ranks of a node."""
 
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
@@ -23,7 +23,7 @@ class Options(NamedTuple):
 
 @kernel
 def feplb_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
-    """Solves one row of `Feplb`; see `RowSolver.edit`."""
+    """Solves one row of `Feplb` (see `RowSolver.edit`)."""
     G, S = expert_GS.shape
     _, load_G = start_at_home(load_E, num_base, expert_GS, quota_GS)
     num_taken_G = np.zeros(G, np.int64)
@@ -62,17 +62,17 @@ def feplb_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
 
 @dataclass(frozen=True)
 class Feplb(RowSolver):
-    """Moves whole experts inside a node: the busiest rank gives the least loaded one the expert that balances the two best.
+    """Moves whole experts inside a node. The busiest rank gives the least loaded rank the expert that balances the two best.
 
-    This follows the description of FEPLB (arXiv 2604.19654). `dyn` experts of a rank are dynamic, here those in its first base
-    slots. All other experts stay and compute meanwhile. A moved expert takes its whole load along. Copy engines move weights and
-    tokens inside the NVLink domain, regardless of `Problem.replicas`. A node is finished when no expert of its busiest rank
-    lowers the larger of the two loads. The paper does not describe the scheduler in detail. The solver ignores replicas of the
-    start placement and is never worse than the homes.
+    This follows the description of FEPLB (arXiv 2604.19654). `dyn` experts of a rank are dynamic, here the experts in its first
+    base slots. All other experts stay and compute meanwhile. A moved expert takes all of its load with it. Copy engines move
+    weights and tokens inside the NVLink domain, regardless of `Problem.replicas`. A node is finished when no expert of its
+    busiest rank lowers the larger of the two loads. The paper does not describe the scheduler in detail. The solver ignores
+    replicas of the start placement and is never worse than the homes.
 
     Attributes:
-        dyn: Number of dynamic experts of a rank, and maximum number of experts that it receives, which R limits as well.
-            Defaults to 4, as published.
+        dyn: Number of dynamic experts of a rank. It is also the maximum number of experts that a rank receives, which R limits
+            too. Defaults to 4, as published.
     """
 
     MAX_RANKS: ClassVar[int] = 16
@@ -86,7 +86,7 @@ class Feplb(RowSolver):
         whole(self.dyn, "dyn of Feplb", 0, 2**31 - 1)
 
     def refusal(self, problem: Problem) -> str | None:
-        """Returns the reason to refuse EP groups of more than `MAX_RANKS` ranks, or None."""
+        """Returns the reason why EP groups of more than `MAX_RANKS` ranks are refused, or None for smaller groups."""
         if problem.G <= self.MAX_RANKS:
             return None
         return f"Feplb is published for EP groups of at most {self.MAX_RANKS} ranks; got {problem.G}; make the group smaller."
@@ -95,7 +95,7 @@ class Feplb(RowSolver):
         """Runs `edit` on all rows.
 
         Raises:
-            InputError: There are more than `MAX_RANKS` ranks.
+            InputError: The EP group has more than `MAX_RANKS` ranks.
         """
         reason = self.refusal(problem)
         if reason is not None:

@@ -69,7 +69,7 @@ def _place_copies(load_E, count_E, node_G, expert_GS):
 
 @kernel
 def laer_row(load_E, node_G, tries, seed, expert_GS, quota_GS):
-    """Solves one row: tries the counts of `_count_copies` and `tries` perturbed ones, and keeps the smallest maximum load."""
+    """Solves one row: tries the counts of `_count_copies` and `tries` perturbed counts, and keeps the smallest maximum load."""
     G, S = expert_GS.shape
     pairs_E = load_E.astype(np.float64)
     plain_E = _count_copies(pairs_E, node_G.max() + 1, G, G * S)
@@ -99,20 +99,20 @@ def laer_rows(low, high, load_NE, node_G, tries, seed, expert_NGS, quota_NGS):
 
 @dataclass(frozen=True)
 class Laer(RankSolver):
-    """Places copies in proportion to load, heaviest first, on the least loaded rank of the node with the fewest copies.
+    """Makes copies in proportion to load. The heaviest go first, each to the least loaded rank of the node with the fewest.
 
     This follows LAER-MoE (arXiv 2602.11686). That system keeps experts sharded over all ranks, so it can change the placement in
-    every iteration, based on the loads of earlier ones. As experts have no fixed home, the result is scored but never executed.
-    Tokens are split evenly over the copies.
+    every iteration, based on the loads of earlier iterations. Because experts have no fixed home, the result can be rated but not
+    executed. Tokens are split evenly over the copies.
 
-    The candidates are the counts in proportion to load and perturbed counts, and the one with the smallest maximum rank load is
-    chosen. The published cost also includes communication, which a forecast without source ranks cannot price. The paper does not
-    describe the perturbations in detail. Two features are not reproduced: restoring every expert from its shards, which no figure
-    includes, and pooling the slots of several EP groups. Rows without load keep the start. `Problem.replicas` has no effect,
-    because experts have no home here.
+    The candidates are the numbers of copies in proportion to load and perturbed numbers. The candidate with the smallest maximum
+    rank load is chosen. The published cost also includes communication, which a forecast without source ranks cannot price. The
+    paper does not describe the perturbations in detail. Two features are not reproduced. One is to restore every expert from its
+    shards, which no figure includes. The other is to pool the slots of several EP groups. Rows without load keep the start
+    placement. `Problem.replicas` has no effect, because experts have no home here.
 
     Attributes:
-        tries: Number of perturbed counts, each with one copy moved from one expert to another.
+        tries: Number of perturbed candidates. Each has one copy more of one expert and one copy less of another.
         seed: Seed of the perturbations, which are the same in every row.
     """
 

@@ -1,4 +1,4 @@
-"""`LeastLoaded`: spills load to the least loaded rank."""
+"""`LeastLoaded`: spills excess load to the least loaded rank."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -23,7 +23,7 @@ class Options(NamedTuple):
 
 @kernel
 def least_loaded_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
-    """Solves one row of `LeastLoaded`; see `RowSolver.edit`."""
+    """Solves one row of `LeastLoaded` (see `RowSolver.edit`)."""
     G, S = expert_GS.shape
     node_only, min_pairs = options.node_only, max(1, options.min_pairs)
     home_E, load_G = start_at_home(load_E, num_base, expert_GS, quota_GS)
@@ -61,15 +61,15 @@ def least_loaded_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
 class LeastLoaded(RowSolver):
     """Keeps up to alpha times the mean load at home and spills the rest to the least loaded ranks.
 
-    This is LLEP (Salesforce, arXiv 2601.17111) with at most R slots per rank. Its planner is published as code, and the defaults
-    are the same. A spill is sent in chunks to the least loaded rank with a free slot, each up to that rank's capacity. A chunk
-    smaller than the minimum takes the whole rest of the spill, even above the capacity. Load without a free slot stays at home.
-    The solver starts from the homes and never returns a worse placement.
+    This is LLEP (Salesforce, arXiv 2601.17111) with at most R slots per rank. Its planner is published as code, and our defaults
+    are the same. A spill is sent in chunks to the least loaded rank with a free slot, each up to that rank's capacity. If a chunk
+    would be smaller than the minimum, it takes all that is left of the spill, even above the capacity. Load without a free slot
+    stays at home. The solver starts from the homes and never returns a placement that is worse than the homes.
 
     Attributes:
         alpha: Capacity of a rank as a multiple of the mean load, at least 1.
-        min_pairs: Smallest chunk, in pairs, that is split off a spill.
-        threshold: Skew below which a row is not changed. With 1.0, every row is treated.
+        min_pairs: Smallest number of pairs in a chunk that is split off a spill.
+        threshold: Skew below which a row is not changed. With 1.0, every row may be changed.
     """
 
     alpha: float = 1.1

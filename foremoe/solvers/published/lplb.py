@@ -14,7 +14,7 @@ from foremoe.solvers.split.kernels import split_row
 
 @kernel
 def lplb_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
-    """Solves one row of `Lplb`; see `RowSolver.edit`. Slot r of the rank at position i of its ring copies from i + 2^r."""
+    """Solves one row of `Lplb` (see `RowSolver.edit`). Slot r of the rank at position i of a ring serves position i + 2^r."""
     G, S = expert_GS.shape
     hot_G = np.full(G, -1, np.int64)
     for g in range(G):
@@ -50,9 +50,10 @@ class Lplb(RowSolver):
     """Places replicas along a fixed graph of ranks and splits tokens for the smallest maximum rank load.
 
     This follows the description of DeepSeek's LPLB. The graph is fixed. Here, redundant slot r of rank g serves rank g + 2^r
-    modulo G, which arranges the edges of a hypercube around a ring. The expert on an edge is the hottest one of the rank at its
-    other end. LPLB splits tokens along the edges with a linear program, and the kernel of `ExactSplit` finds its optimum in whole
-    pairs. If replicas must stay in their node, each node has its own ring. The solver ignores replicas of the start placement.
+    modulo G, which arranges the edges of a hypercube around a ring. The expert of an edge is the hottest expert of the rank that
+    is served. LPLB splits tokens along the edges with a linear program. Here, the kernel of `ExactSplit` finds the optimum in
+    whole pairs. If replicas must stay in their node, each node has its own ring. The solver ignores replicas of the start
+    placement.
     """
 
     edit = staticmethod(lplb_row)

@@ -1,4 +1,4 @@
-"""`MoonEp`: balances a node exactly, with one remote home rank for every receiving rank."""
+"""`MoonEp`: balances the ranks of a node exactly. Every receiving rank gets load from one other home rank."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from foremoe.solvers.split.kernels import even_targets, start_at_home
 
 @kernel
 def moon_ep_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
-    """Solves one row of `MoonEp`; see `RowSolver.edit`."""
+    """Solves one row of `MoonEp` (see `RowSolver.edit`)."""
     G, S = expert_GS.shape
     _, load_G = start_at_home(load_E, num_base, expert_GS, quota_GS)
     over_G = load_G - even_targets(load_G, node_G)
@@ -46,17 +46,18 @@ def moon_ep_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
 
 @dataclass(frozen=True)
 class MoonEp(RowSolver):
-    """Gives every rank of a node the node's mean load by repeatedly filling the least loaded rank from the busiest one.
+    """Gives every rank of a node the node's mean load by repeatedly filling the least loaded rank from the busiest rank.
 
-    This follows MoonEP (MoonshotAI, 2026), whose planner is published as code. A rank receives once, from one remote home rank.
-    It is filled to the mean even if that puts the giver below the mean, and the giver is then filled later. The pairs are taken
+    This follows MoonEP (MoonshotAI, 2026), whose planner is published as code. A rank receives load once, from one other home
+    rank. It is filled to the mean even if that puts the giver below the mean. The giver is then filled later. The pairs are taken
     from the giver's experts with the most pairs left. E/G redundant slots are therefore enough for exact balance. With fewer
     slots, load without a free slot stays at home.
 
     Load is balanced inside a node, the NVLink domain, regardless of `Problem.replicas`, but not between nodes. The published
-    planner runs EP groups of a single domain. Receivers are filled one after the other, while the published order alternates
+    planner runs EP groups of a single domain. Here, receivers are filled one after the other. The published order alternates
     between the receivers of one giver. Three features are not reproduced: kernels that write tokens to their slots without host
-    synchronisation, static shapes, and weight multicast. The solver starts from the homes and never returns a worse placement.
+    synchronisation, static shapes, and weight multicast. The solver starts from the homes and never returns a placement that is
+    worse than the homes.
     """
 
     edit = staticmethod(moon_ep_row)

@@ -1,4 +1,4 @@
-"""`Quota`: searches for the smallest threshold that a greedy spill can meet."""
+"""`Quota`: searches for the smallest maximum load that a greedy spill can reach."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -99,7 +99,7 @@ def _spill(target, case, options, expert_GS, quota_GS):
 
 @kernel
 def quota_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
-    """Solves one row of `Quota`; see `RowSolver.edit`."""
+    """Solves one row of `Quota` (see `RowSolver.edit`)."""
     G = expert_GS.shape[0]
     load_G = np.zeros(G, np.int64)
     hot_GB = np.empty((G, num_base), np.int64)
@@ -130,15 +130,15 @@ def quota_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
 class Quota(RowSolver):
     """Finds, by binary search, the smallest maximum rank load that a greedy spill can reach with R slots per rank.
 
-    For a given threshold, ranks above it give their excess to ranks below it that have a free slot. The most loaded rank and its
-    hottest expert come first. A rank does not pass on load that it received. The rule is described for UltraEP's planner (arXiv
-    2606.04101). The order of givers and the choice of receivers are our own. The solver starts from the homes, regardless of the
-    start placement, and is never worse than the homes.
+    For a given threshold, ranks above the threshold give their excess to ranks below it that have a free slot. The most loaded
+    rank and its hottest expert come first. A rank does not pass on load that it has received. The rule is described for UltraEP's
+    planner (arXiv 2606.04101). The order of givers and the choice of receivers are our own. The solver starts from the homes,
+    regardless of the start placement, and its result is never worse than the homes.
 
     Attributes:
-        min_pairs: Minimum number of pairs of a replica. 0 sets no minimum.
-        best_fit: Whether a piece goes to the receiver whose room it fills best, instead of the one with the most room. This
-            balances better than the rule in the paper.
+        min_pairs: Minimum number of pairs of a replica. 0 means that there is no minimum.
+        best_fit: Whether a piece of load goes to the receiver whose room it fills best, instead of the receiver with the most
+            room. This balances better than the rule in the paper.
     """
 
     min_pairs: int = 0

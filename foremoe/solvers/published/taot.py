@@ -1,4 +1,4 @@
-"""`Taot`: optimal transport of load from overloaded to less loaded ranks, with a price for crossing nodes."""
+"""`Taot`: optimal transport of load from overloaded ranks to less loaded ranks, with a price for crossing nodes."""
 
 import math
 from dataclasses import dataclass
@@ -50,7 +50,7 @@ def _flows(over_G, node_G, options):
 
 @kernel
 def taot_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
-    """Solves one row of `Taot`; see `RowSolver.edit`."""
+    """Solves one row of `Taot` (see `RowSolver.edit`)."""
     G, S = expert_GS.shape
     _, load_G = start_at_home(load_E, num_base, expert_GS, quota_GS)
     over_G = load_G - even_targets(load_G, np.zeros(G, np.int64))
@@ -92,13 +92,13 @@ def taot_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
 
 @dataclass(frozen=True)
 class Taot(RowSolver):
-    """Moves excess load to less loaded ranks by entropic optimal transport with a price on distance, one expert per flow.
+    """Moves excess load to less loaded ranks by entropic optimal transport with a price for distance and one expert per flow.
 
     This follows the abstract of TAOT (arXiv 2608.03676). Overload and spare capacity are the two sides of a balanced transport
     problem with a communication-cost matrix. Sinkhorn iterations give flows between ranks, which are matched to whole replicas
-    and their tokens. The following is our own. The cost of a copy is its time in seconds, inside a node or between nodes. The
-    largest flow is served first, by the smallest expert that fills it. A receiver takes up to its spare capacity. The solver
-    starts from the homes and never returns a worse placement.
+    and their tokens. The following rules are our own. The cost of a copy is its time in seconds, inside a node or between nodes.
+    The largest flow is served first, by the smallest expert that fills it. A receiver takes load up to its spare capacity. The
+    solver starts from the homes and never returns a placement that is worse than the homes.
 
     Attributes:
         epsilon: Weight of the entropy, as a share of the cost of the most expensive copy.
@@ -116,7 +116,7 @@ class Taot(RowSolver):
         whole(self.rounds, "rounds of Taot", 1, 10**6)
 
     def options(self, node_only: bool, problem: Problem) -> Any:
-        """Returns the options, with the Gibbs kernel of a copy between nodes relative to a copy inside a node."""
+        """Returns the options, including the Gibbs kernel of a copy between nodes relative to a copy inside a node."""
         cluster = problem.cluster
         near = min(1.0, cluster.rdma_bytes_per_s / cluster.nic_sharing / cluster.peer_bytes_per_s)
         return Options(node_only, math.exp(-(1.0 - near) / self.epsilon), self.rounds)

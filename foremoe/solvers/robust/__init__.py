@@ -1,1 +1,1 @@
-"""Solvers for loads that are not known yet."""
+"""Solvers for loads that are not known when replicas are placed."""

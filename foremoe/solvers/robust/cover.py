@@ -1,4 +1,4 @@
-"""Replicas that balance several loads at once, with one placement and a separate split for each load."""
+"""Placement of replicas that balance several possible loads. There is one placement, and a separate split for each load."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BALANCED = 5e-4
 
 
 class Limits(NamedTuple):
-    """Maximum number of copies through one rank and direction, inside its node and between nodes, and on one rank."""
+    """Maximum numbers of copies to or from one rank, inside its node and between nodes, and of copies on one rank."""
 
     peer: int
     rdma: int
@@ -27,7 +27,7 @@ class Limits(NamedTuple):
 
 @inner_kernel
 def home_quotas(load_E, num_base, expert_GS, quota_GS, load_G):
-    """Writes quotas with all load at home, and the load of every rank."""
+    """Writes quotas with which homes serve all load, and the resulting load of every rank."""
     G, S = expert_GS.shape
     for g in range(G):
         load_G[g] = 0
@@ -103,10 +103,10 @@ def _add_copy(e, to, share, num_copies, node_G, cover):
 
 @kernel
 def cover_loads(share_E, load_XE, node_G, num_base, limits, expert_GS):
-    """Adds replicas to empty redundant slots until every load can be balanced or no slot within `limits` helps.
+    """Adds replicas to empty redundant slots until every load can be balanced or no further replica within `limits` helps.
 
-    The load with the worst balance gets the next replica and is split again. Each of the other loads is split again only when
-    it is the worst, because additional replicas can only improve its balance.
+    The load with the worst balance gets the next replica and is split again. Any other load is split again only when its balance
+    is the worst, because additional replicas can only improve its balance.
     """
     (G, S), X = expert_GS.shape, load_XE.shape[0]
     even_G, copies_E = np.zeros(G), np.ones(share_E.size, np.int64)

@@ -1,4 +1,4 @@
-"""Row kernels of `Robust`: replicas for loads that are known as a distribution."""
+"""Row kernels of `Robust`. They choose replicas for loads of which only a distribution is known."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MOST = np.iinfo(np.int32).max
 
 
 class Options(NamedTuple):
-    """Options of `Robust` and of the problem, in the form that row functions take."""
+    """Options of `Robust` and of the problem, in the form that row functions read."""
 
     node_G: Array  # node of every rank
     num_base: int  # base slots of a rank
@@ -33,7 +33,7 @@ class Options(NamedTuple):
 
 
 class Loads(NamedTuple):
-    """Possible loads of all rows."""
+    """The possible loads of all rows."""
 
     load_NE: Array  # int32, predicted loads
     load_XNE: Array  # int32, scenarios
@@ -42,7 +42,7 @@ class Loads(NamedTuple):
 
 @inner_kernel
 def keep_replicas(num_base, expert_GS, quota_GS):
-    """Gives every replica without pairs one pair of its expert's largest slot, so that the replica remains in the plan."""
+    """Gives every replica without pairs one pair from its expert's largest slot, so that the replica stays in the plan."""
     G, S = expert_GS.shape
     for g in range(G):
         for s in range(num_base, S):
@@ -71,7 +71,7 @@ def _level_kept(num_base, placed):
 
 @kernel
 def keep_rows(low, high, num_base, exact, expert_NGS, quota_NGS):
-    """Runs `keep_replicas` on rows [low, high). With `exact`, it balances the rows again afterwards."""
+    """Runs `keep_replicas` on rows [low, high). With `exact`, the rows are balanced again afterwards."""
     for n in range(low, high):
         keep_replicas(num_base, expert_NGS[n], quota_NGS[n])
         if exact:
@@ -111,7 +111,7 @@ def _cover(case, limits, priced, expert_GS):
 
 @kernel
 def robust_row(load_E, load_XE, factor_KE, case, options, expert_GS, quota_GS):
-    """Chooses the replicas of one row, in place, and splits `load_E` over them. A row without load is not changed."""
+    """Chooses the replicas of one row in place and splits `load_E` over homes and replicas. A row without load is not changed."""
     if load_E.max() <= 0:
         return
     num_base, unlimited = case.num_base, np.int64(LEVELS[-1])

@@ -1,4 +1,4 @@
-"""Replicas of `Robust` within limits: placement in proportion to expected load, and the search for the fastest limits."""
+"""Replicas of `Robust` within limits. Copies are made in proportion to expected load, and the fastest limits are searched."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LEVELS = (0, 1, 2, 3, 4, 6, 8, 2**31 - 1)
 
 
 class Case(NamedTuple):
-    """Data from which the replicas of one row are chosen."""
+    """The data from which the replicas of one row are chosen."""
 
     share_E: Array  # float64, weights of experts in proportion to which they get copies
     load_KE: Array  # int32, loads on which placements are priced
@@ -35,7 +35,7 @@ class Case(NamedTuple):
 def count_copies(share_E, num, most_E):
     """Returns the number of copies of every expert, including its home, int64 [E].
 
-    One copy is added `num` times to the expert with the largest share per copy. No expert gets more than `most_E` copies.
+    A copy for the expert with the largest share per copy is added `num` times. No expert gets more than `most_E` copies.
     """
     copies_E, per_copy_E = np.ones(share_E.size, np.int64), share_E.copy()
     for _ in range(num):
@@ -52,10 +52,10 @@ def count_copies(share_E, num, most_E):
 
 @kernel
 def place_copies(case, limits, expert_GS):
-    """Fills empty redundant slots, heaviest copies first, each on the least loaded rank within `limits`.
+    """Fills empty redundant slots. Copies are placed heaviest first, each on the least loaded rank within `limits`.
 
-    A copy without a rank that can take it is left out. Returns whether a limit of links inside nodes, and whether one of links
-    between nodes, kept any copy from the least loaded rank.
+    A copy is left out if no rank can take it. Returns two values: whether the limit for links inside nodes kept any copy from the
+    least loaded rank, and whether the limit for links between nodes did.
     """
     share_E, node_G, num_base = case.share_E, case.node_G, case.num_base
     G, S = expert_GS.shape
@@ -104,7 +104,7 @@ def _copies_s(fan_4G, rates):
 
 @kernel
 def expected_s(case, expert_GS):
-    """Returns the mean seconds of a placement over `load_KE`: the slowest rank under the exact split, plus all copies."""
+    """Returns the mean seconds of a placement over `load_KE`: the slowest rank with the exact split, plus all copies."""
     node_G, num_base, (G, S) = case.node_G, case.num_base, expert_GS.shape
     home_E, fan_4G, quota_GS = home_of_experts(num_base, expert_GS), np.zeros((4, G), np.int64), np.zeros((G, S), np.int32)
     for g in range(G):
@@ -133,7 +133,7 @@ class _Walk(NamedTuple):
 
 @inner_kernel
 def limits_of(peer, rdma, slots):
-    """Returns the `Limits` for two levels and a number of slots."""
+    """Returns the `Limits` for two indices into `LEVELS` and a number of slots."""
     return Limits(np.int64(LEVELS[peer]), np.int64(LEVELS[rdma]), np.int64(slots))
 
 
@@ -155,7 +155,7 @@ def _try(case, peer, rdma, slots, walk):
 
 @inner_kernel
 def hidden_levels(rates, node_only):
-    """Returns the highest levels, inside nodes and between them, at which all copies overlap with compute."""
+    """Returns the highest indices into `LEVELS` with which all copies inside and between nodes overlap with compute."""
     free_peer, free_rdma = free_fans(rates)
     peer = rdma = 0
     for level in range(len(LEVELS) - 1):
@@ -168,9 +168,9 @@ def hidden_levels(rates, node_only):
 def walk_levels(case, node_only, best_GS):
     """Returns the limits whose replicas have the lowest expected time, and writes these replicas to `best_GS`.
 
-    `best_GS` must hold only homes before, and keeps them if no replicas are faster. The search begins with as many copies as
-    overlap with compute. Each limit on links is then raised while it keeps copies from the least loaded rank and more copies
-    save time. The limit on slots is halved while fewer slots are faster.
+    `best_GS` must hold only homes before the call, and is not changed if no replicas are faster. The search begins with as many
+    copies as overlap with compute. Then each limit on links is raised as long as it keeps copies from the least loaded rank and
+    more copies save time. The limit on slots is halved as long as fewer slots are faster.
     """
     last, slots = len(LEVELS) - 1, best_GS.shape[1] - case.num_base
     walk = _Walk(best_GS.copy(), best_GS, np.full(1, expected_s(case, best_GS)))

@@ -1,4 +1,4 @@
-"""`Robust`: places replicas for predicted loads."""
+"""`Robust`: places replicas for loads that are only predicted."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -20,25 +20,25 @@ from foremoe.solvers.robust.kernels import Loads, Options, robust_rows
 
 @dataclass(frozen=True)
 class Robust(RankSolver):
-    """Places replicas for a load whose distribution is known. Quotas are split later, when the load itself is known.
+    """Places replicas for a load of which only a distribution is known. Quotas are split later, when the load itself is known.
 
-    If the scenarios are samples (`Problem.scenarios_complete` is false), experts get copies in proportion to their expected load
-    plus a share of the mean. Cold experts, which may become hot, thus get copies too. The expected load is the mean of the
-    problem's load and of the average scenario. The redundant slots are distributed by load per copy. Copies are placed heaviest
-    first on the least loaded rank, so that many ranks can exchange load later.
+    If the scenarios are samples (`Problem.scenarios_complete` is False), experts get copies in proportion to their expected load
+    plus a share of the mean. Thus cold experts, which may become hot, get copies too. The expected load is the mean of the
+    problem's load and the average scenario. Slots are assigned by load per copy. Copies are placed heaviest first on the least
+    loaded rank, so that many ranks can exchange load later.
 
-    If one of the scenarios will occur, replicas are added until each scenario can be balanced. The scenario with the worst
-    balance gets the next replica.
+    If one of the scenarios is certain to occur, replicas are added until each scenario can be balanced. The scenario with the
+    worst balance gets the next replica.
 
-    Under the objective ``"time"``, copies have a price. The maximum numbers of copies through one rank, inside nodes and between
-    them, are raised while the expected time of a row falls. The time is computed for the scenarios, or for samples around the
-    expected load. The method is our own.
+    Under the objective ``"time"``, copies have a price. The maximum numbers of copies to or from one rank, inside and between
+    nodes, are raised as long as the expected time of a row falls. This time is computed for the scenarios, or for samples around
+    the expected load. The method is our own.
 
     Attributes:
-        spread: Load that is added to every expert, in mean expert loads, at least 0. With n known scenarios, it is multiplied by
-            sqrt(1 + 1/n).
-        noise: Standard deviation of the log factor between the expected load and its samples, from 0 to 100.
-        samples: Number of samples on which replicas are priced, at least 1.
+        spread: Load that is added to every expert, as a multiple of the mean expert load, at least 0. With n known scenarios, it
+            is multiplied by sqrt(1 + 1/n).
+        noise: Standard deviation of the logarithm of the ratio between samples and the expected load, from 0 to 100.
+        samples: Number of samples for which the time of replicas is computed, at least 1.
     """
 
     spread: float = 0.7
@@ -53,7 +53,7 @@ class Robust(RankSolver):
         whole(self.samples, "samples of Robust", 1, 10**4)
 
     def solve(self, problem: Problem, start: Placement) -> Placement:
-        """Returns the placement of all rows. Rows without load and rows that a cancellation skipped keep `start`."""
+        """Returns the placement of all rows. Rows without load and rows that a cancellation skips keep that of `start`."""
         require_start(problem, start)
         if _is_one_placement(problem):
             first = self.solve(problem[:1], start.cut(N=slice(0, problem.L)))

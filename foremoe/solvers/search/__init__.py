@@ -1,1 +1,1 @@
-"""Local search for rows with a lower price."""
+"""Local search for placements of a row with a lower price."""

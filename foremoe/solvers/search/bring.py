@@ -1,9 +1,9 @@
-"""Replicas near tokens: each group of nodes gets the experts that its own tokens use most. Prices of ranks level the load.
+"""Replicas near tokens. Each group of nodes gets the experts that its tokens use most. Prices for ranks level the load.
 
-The pairs of a node's tokens with an expert elsewhere cross nodes unless the node holds a replica. If a token is sent once to
-each node that serves it, the number of these nodes counts. A small group of nodes that holds most experts can serve its own
-tokens alone, so that a token reaches a few nodes instead of nearly all. The nodes of a group are neighbours because the split law
-matches sources and slots in order of rank.
+If the home of a pair's expert is in another node, the pair crosses nodes unless the token's node holds a replica. If a token is
+sent once to each node that serves it, only the number of these nodes matters. A small group of nodes that holds most experts can
+serve its own tokens alone, so that a token is sent to a few nodes instead of nearly all. The nodes of a group are neighbours
+because the split law matches sources and slots in order of rank.
 """
 
 from __future__ import annotations
@@ -264,8 +264,8 @@ def _try_groups(num_groups, home, goal, tried, most_s, best, s):
 def bring_row(goal, home, tried, best_s, best, s):
     """Overwrites `best` with the cheapest of several sets of replicas near tokens, if that costs less than `best_s`.
 
-    If a token is sent once to each node, 2, 4, 8 ... groups of about equal numbers of nodes are tried, and single nodes if there
-    are few. Otherwise every group is a single node.
+    If a token is sent once to each node, 2, 4, 8 ... groups with about equal numbers of nodes are tried, and if there are few
+    nodes also single nodes. If every pair is sent separately, every group is a single node.
     """
     num_nodes, num_base = np.int64(s.row.demand_VE.shape[0]), s.home_GB.shape[1]
     by_node, many = s.row.ranks.travel == BY_NODE, s.parts & GROUPS != 0

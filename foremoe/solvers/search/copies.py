@@ -1,4 +1,4 @@
-"""Moves of load from an expert's home to a replica, shared by all ways to settle ranks."""
+"""Moves of load from an expert's home to a replica. All methods of settling ranks use them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from foremoe.base.compiled import inner_kernel
 
 
 class Rule(NamedTuple):
-    """Rules for settling ranks."""
+    """The rules for settling ranks."""
 
     node_G: Array  # node of every rank
     num_base: int  # base slots of a rank
@@ -24,7 +24,7 @@ class Rule(NamedTuple):
 
 
 class Copies(NamedTuple):
-    """Number of copies out of every home rank so far, and its limits."""
+    """The number of copies from every home rank so far, and its limits."""
 
     near_limit: int  # most copies out of a rank inside its node
     far_limit: int  # most copies out of a rank to other nodes
@@ -34,7 +34,7 @@ class Copies(NamedTuple):
 
 @inner_kernel
 def top_left(g, num_base, quota_GS):
-    """Returns the largest number of pairs that an expert at home on rank g has left there."""
+    """Returns the largest number of pairs that are left at home for any expert whose home is rank g."""
     top = quota_GS[g, 0]
     for b in range(1, num_base):
         top = max(top, quota_GS[g, b])
@@ -43,7 +43,7 @@ def top_left(g, num_base, quota_GS):
 
 @inner_kernel
 def slot_for(expert, r, num_base, expert_GS):
-    """Returns the redundant slot of rank r that already holds the expert, or else its first free one, or else -1."""
+    """Returns the redundant slot of rank r that holds the expert. If there is none, returns the first free slot or -1."""
     slot = -1
     for s in range(num_base, expert_GS.shape[1]):
         if expert_GS[r, s] == expert:
@@ -55,7 +55,7 @@ def slot_for(expert, r, num_base, expert_GS):
 
 @inner_kernel
 def give(g, b, r, amount, rule, copies, placed):
-    """Moves pairs of the expert in base slot b of rank g to rank r. Returns whether the replica is new."""
+    """Moves `amount` pairs of the expert in base slot b of rank g to rank r. Returns True if this made a new replica."""
     expert_GS, quota_GS, load_G = placed
     slot = slot_for(expert_GS[g, b], r, rule.num_base, expert_GS)
     new = expert_GS[r, slot] < 0

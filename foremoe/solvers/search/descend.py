@@ -1,4 +1,4 @@
-"""The search of a row: it begins at the row's start and tries a given number of moves."""
+"""The search of a row, which begins at the row's start and tries a given number of moves."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NODE_MOVE_S, NODE_MOVE_RANK_S = 0.6e-6, 0.085e-6
 
 
 class Choice(NamedTuple):
-    """Settings of the search."""
+    """The settings of the search."""
 
     effort: int  # moves per row, or AS_PAYS
     parts: int  # bits of `foremoe.solvers.search.parts`
@@ -59,7 +59,7 @@ def _to_gain(num_base, s):
 
 @kernel
 def moves_of(started_s, num_base, s):
-    """Returns the number of moves that pay in a row that takes `started_s` after its start."""
+    """Returns the number of moves that pay off in a row whose start placement takes `started_s`."""
     num_ranks = s.num_G.size
     spent_s = min(SHARE * started_s, GAIN * _to_gain(num_base, s)) * num_ranks
     # With more ranks, a move takes longer and a row needs more moves, but the gain of a move does not grow as fast.
@@ -116,7 +116,7 @@ def _search_row(n, rows, choice, t, pairs_G, own, best):
 
 @kernel
 def search_rows(low, high, rows, choice, expert_NGS, quota_NGS):
-    """Starts and searches rows [low, high) in place."""
+    """Computes the start of rows [low, high) and searches from it. Changes the rows in place."""
     G, S = expert_NGS.shape[1:]
     t, pairs_G, own = empty_of(rows), np.empty(G), empty_arrays(G, rows.num_base, S - rows.num_base)
     for n in range(low, high):

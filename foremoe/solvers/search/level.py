@@ -22,7 +22,7 @@ TRIES, SPREAD = 16, 0.6
 
 
 class Options(NamedTuple):
-    """Options of the row functions."""
+    """The options of the row functions."""
 
     node_only: bool  # whether replicas stay inside their home's node
     tries: int  # settlings per row; with 0, the goal is tried once and nothing is split
@@ -30,7 +30,7 @@ class Options(NamedTuple):
 
 @kernel
 def level_goal(node_only, node_G, load_G):
-    """Returns the mean load of a rank, rounded up. If replicas stay inside nodes, it is the mean of the most loaded node."""
+    """Returns the mean load of a rank, rounded up, or that of the most loaded node's ranks if replicas must stay inside nodes."""
     num_domains = node_G.max() + 1 if node_only else 1
     goal = np.int64(0)
     for domain in range(num_domains):
@@ -66,13 +66,13 @@ def _draw_weights(state, spread, weight_G):
 
 @kernel
 def search_row(goal, limit, rule, options, home_quota_GS, placed):
-    """Overwrites a placement with the best of several settlings that start from it. Its maximum load must be at most `limit`.
+    """Overwrites `placed` with the best of several settlings that start from it, unless all exceed the maximum load `limit`.
 
-    The goal is tried first. If ranks remain above it, the goal rises to the lower bound, and the target is bisected between this
+    The goal is tried first. If ranks remain above the goal, it rises to the lower bound, and the target is bisected between this
     bound and the best maximum so far. After each failure, an exact split lowers the maximum. When the interval is used up, the
-    bisection restarts with random weights of the givers, the same in every row. Relays are tried first and, at the best maximum,
-    last: they reach the same balance with fewer replicas across nodes. The search chooses `relay` and `weight_G` of `rule`.
-    `home_quota_GS` holds the pairs at home before any are moved.
+    bisection restarts with random weights of the givers, which are the same in every row. Relays are tried first and, at the best
+    maximum, again at the end, because they reach the same balance with fewer replicas across nodes. The search sets `relay` and
+    `weight_G` of `rule` itself. `home_quota_GS` holds the pairs at home before any pairs are moved.
     """
     most, tries, num_base = placed.load_G.max(), options.tries, rule.num_base
     if most <= goal:
@@ -118,7 +118,7 @@ def search_row(goal, limit, rule, options, home_quota_GS, placed):
 
 @kernel
 def balanced_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
-    """Overwrites the placement of one row with the most even one that it finds. `RowSolver.edit` describes the arguments."""
+    """Overwrites the placement of one row with the most even placement found. `RowSolver.edit` describes the arguments."""
     best = Placed(expert_GS, quota_GS, np.empty(node_G.size, np.int64))
     clean_row(num_base, best)
     home_E = home_of_experts(num_base, expert_GS)

@@ -1,4 +1,4 @@
-"""Moves of the search. Each move aims at a rank, link or NIC that is busy in the row, often the busiest one."""
+"""Moves of the search. Each move aims at a busy rank, link or NIC, often the busiest of the row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parts of the search. Each can be left out, so that `bench.ablation` can measure its gain."""
+"""Parts of the search. Each part can be left out, so that `bench.ablation` can measure the gain from it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def without(names: Iterable[str]) -> int:
     """Returns the bits of all parts except the named ones.
 
     Raises:
-        InputError: There is no such part.
+        InputError: A name is not in `PARTS`.
     """
     bits = (1 << len(PARTS)) - 1
     for name in names:

@@ -1,4 +1,4 @@
-"""Kernels that drop replicas that a placement does not need for its maximum load."""
+"""Kernels that drop replicas without which a placement reaches the same maximum load."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ def _without(rank, slot, home_E, target, placed, before):
 
 @kernel
 def prune_row(target, load_E, num_base, placed):
-    """Drops in place the replicas that a maximum load of `target` does not need, those with the smallest quota first.
+    """Drops replicas that are not needed for a maximum load of `target`, in place, starting with those of the smallest quota.
 
-    A replica is dropped if the exact split reaches `target` without it. A replica is tried only if the slack of all ranks
-    together covers the pairs that its rank could no longer serve. Pruning ends after `FAILURES` failed tries.
+    A replica is dropped if the exact split reaches `target` without it. A replica is tried only if all ranks together have room
+    for the pairs that its rank could no longer serve. Pruning ends after `FAILURES` failed tries.
     """
     expert_GS, quota_GS, load_G = placed
     G, S = quota_GS.shape

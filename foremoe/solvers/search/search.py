@@ -1,4 +1,4 @@
-"""Search: the default rank level. It places a row level and near its tokens, and then lowers its price with small changes."""
+"""Search: the default rank solver. It places replicas for even load and near tokens, and then improves the row step by step."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from foremoe.solvers.search.parts import GROUPS, without
 
 @dataclass(frozen=True)
 class Search(RankSolver):
-    """Searches each row for replicas that lower `foremoe.price`. This is the default rank level.
+    """Searches each row for replicas that lower its `foremoe.price`. This is the default rank solver.
 
-    Choose it for every plan that an engine runs. `Exact` proves how far from the best a small problem's rows are, and `Robust`
-    plans for unknown loads. No row costs more than its start or more than without replicas. Plans are the same on every machine
-    and with every number of threads, and the plan of a row does not depend on other rows.
+    Choose it for every plan that an engine runs. `Exact` proves how far the rows of a small problem are from the optimum, and
+    `Robust` plans for unknown loads. No row costs more than its start, or more than without replicas. Plans are the same on every
+    machine and with every number of threads, and the plan of a row does not depend on other rows.
 
     Under the objective ``"balance"``, the largest rank load is nearly always the least possible, with few replicas, and `effort`
-    is ignored. For rows whose sources are unknown, only the start of the search is computed. The method is our own; the page
-    "How rows are planned" describes it.
+    is ignored. If the source ranks of a row's tokens are unknown, only the start of the search is computed. The method is our
+    own. The page "How rows are planned" describes it.
 
     Attributes:
-        effort: Number of changes tried per row. 0 computes only the start, without groups of nodes, in some ten microseconds per
-            row at EP8 and 15 ms at EP512. None chooses the number from what a row can gain. The search then takes at most half
-            a percent of the row's time after its start, times the number of ranks.
+        effort: Number of changes that are tried per row. 0 computes only the start, without groups of nodes, which takes some ten
+            microseconds per row at EP8 and 15 ms at EP512. None chooses the number by the gain that is possible in a row. The
+            search then takes at most half a percent of the time of the row's start placement, multiplied by the number of ranks.
         without: Parts of `foremoe.solvers.search.parts.PARTS` to leave out, to measure the gain of each.
     """
 
@@ -45,10 +45,10 @@ class Search(RankSolver):
         without(self.without)
 
     def solve(self, problem: Problem, start: Placement) -> Placement:
-        """Returns the placement of all rows. Rows that a cancellation skipped keep `start`.
+        """Returns the placement of all rows. Rows that a cancellation skips keep the placement of `start`.
 
         Raises:
-            InputError: The start is not valid, or moves homes.
+            InputError: The start is not valid, or experts in it are not at home.
         """
         require_start(problem, start)
         if (start.expert_NGS[:, :, : problem.B] != problem.base_NGB).any():

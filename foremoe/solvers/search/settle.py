@@ -1,8 +1,9 @@
-"""Replicas from settling ranks one after the other.
+"""Choice of replicas that settles ranks one after the other.
 
-A replica is an edge from its home rank (the giver) to the rank that holds it (the taker). Its capacity is what the expert has
-left at home. With one redundant slot per rank, the edges of a best placement form a forest, and the flow over an edge is what
-the subtree below it lacks. A taker can therefore be filled exactly to the target and closed, one rank per edge.
+A replica is an edge from its home rank (the giver) to the rank that holds it (the taker). The capacity of an edge is the number
+of pairs that the expert still has at home. With one redundant slot per rank, the edges of a best placement form a forest, and the
+flow over an edge is the load that the subtree below it lacks. A taker can therefore be filled exactly to the target and closed,
+so that every edge settles one rank.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from foremoe.solvers.search.copies import give, top_left
 
 
 class Wants(NamedTuple):
-    """Where tokens come from. The arrays are empty if that does not matter."""
+    """The source ranks of tokens. The arrays are empty if sources do not matter."""
 
     place_G: Array  # int64, the place of every rank: its node, or the rank itself if there is one node
     want_XE: Array  # int32, pairs of a place's tokens with an expert, less those that replicas serve there; kept up to date
@@ -72,16 +73,16 @@ def _by_node(node_G, by_node_I, first_X, next_V):
 def settle_on(target, rule, copies, wants, placed):
     """Fills takers to `target` in place, the emptiest first, until no rank is above it or no taker is left.
 
-    The giver is the most loaded rank above the target that has an expert with enough pairs left to fill the taker alone. It gives
-    from the smallest such expert. A giver with a free slot may fall below the target and become a taker itself. Its deficit is
-    smaller than the one it filled, so that large experts are kept for deficits that only they can fill. If no expert is large
-    enough, the largest of all gives what it has. Ranks of the taker's own node are preferred.
+    The giver is the most loaded rank above the target that has an expert with enough pairs left to fill the taker alone. The
+    pairs come from the smallest such expert. A giver with a free slot may fall below the target and become a taker itself. Its
+    deficit is smaller than the deficit that it filled, so that large experts are kept for deficits that only they can fill. If no
+    expert is large enough, the largest of all gives all its pairs. Ranks in the node of the taker are preferred.
 
-    With ``rule.relay``, if no rank of the node can fill the taker, a rank of the node that is itself below the target does. Its
-    deficit grows, and one larger replica from another node will fill both.
+    With ``rule.relay``, if no giver in its node can fill the taker, a rank of the node that is itself below the target fills it.
+    The deficit of that rank grows, and one larger replica from another node will fill both.
 
-    If `wants` is not empty, the giver and its expert are those that bring most pairs nearer among all that can fill the taker
-    alone. `copies` and `wants` are kept up to date.
+    If `wants` is not empty, the choice is among all experts that can fill the taker alone. The expert that brings most pairs
+    nearer to their source is taken. `copies` and `wants` are kept up to date.
     """
     ranks, num_givers = _begin(target, rule, placed)
     _settle(target, rule, copies, wants, placed, ranks, num_givers)

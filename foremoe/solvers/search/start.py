@@ -1,4 +1,4 @@
-"""The start of a row's search: two settlings with exact splits, and sets of replicas near tokens."""
+"""The start of a row's search, from two settlings with exact splits and from sets of replicas near tokens."""
 
 from __future__ import annotations
 
@@ -76,9 +76,9 @@ def _keep_cheaper(tried, best_s, best, s):
 
 @kernel
 def start_row(s, best):
-    """Overwrites the placement `best` with the cheapest of itself, bare homes, the settlings and replicas near tokens.
+    """Overwrites `best` with the cheapest placement among `best`, bare homes, the settlings and replicas near tokens.
 
-    The traffic of `s` must be empty.
+    The traffic of `s` must be empty before the call.
     """
     num_base, node_G = s.home_GB.shape[1], s.row.ranks.node_G
     num_nodes = node_G.max() + 1

@@ -1,4 +1,4 @@
-"""State of a row's search: its traffic, the replicas of every rank, and the changes of the current move."""
+"""State of a row's search, with its traffic, the replicas of every rank, and the changes of the current move."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MOST_CHANGES = 8
 
 
 class State(NamedTuple):
-    """A row in search."""
+    """The state of a row during the search."""
 
     row: Row
     prices: Prices
@@ -48,7 +48,7 @@ class State(NamedTuple):
 
 @kernel
 def empty_arrays(num_ranks, num_base, num_slots):
-    """Returns the memory of a `State` except its traffic."""
+    """Returns empty arrays for all parts of a `State` except its traffic."""
     return (
         np.zeros((num_ranks, num_base), np.int64), np.zeros((num_ranks, max(1, num_slots)), np.int64),
         np.zeros(num_ranks, np.int64), np.zeros((4, _MOST_CHANGES), np.int64), np.zeros(1, np.int64), np.zeros(1, np.uint64),
@@ -113,7 +113,7 @@ def _set(e, g, quota, s):
 
 @inner_kernel
 def shift(e, src, dst, pairs, s):
-    """Moves pairs of an expert from one rank to another, which becomes a holder if it is not one yet."""
+    """Moves pairs of an expert from rank `src` to rank `dst`. If `dst` does not hold the expert yet, it gets a replica."""
     put(e, -1, s.row, s.t)
     _set(e, src, s.t.quota_EG[e, src] - pairs, s)
     _set(e, dst, s.t.quota_EG[e, dst] + pairs, s)
@@ -122,7 +122,7 @@ def shift(e, src, dst, pairs, s):
 
 @inner_kernel
 def give(e, src, dst, pairs, s):
-    """Calls `shift` and records it as a change of the current move."""
+    """Moves pairs like `shift`, and records this as a change of the current move."""
     i = s.num_changes[0]
     s.change_4I[0, i], s.change_4I[1, i], s.change_4I[2, i], s.change_4I[3, i] = e, src, dst, pairs
     s.num_changes[0] = i + 1
@@ -131,7 +131,7 @@ def give(e, src, dst, pairs, s):
 
 @inner_kernel
 def undo(s):
-    """Undoes the current move."""
+    """Undoes all changes of the current move."""
     for i in range(s.num_changes[0] - 1, -1, -1):
         shift(s.change_4I[0, i], s.change_4I[2, i], s.change_4I[1, i], s.change_4I[3, i], s)
     settle(s.row, s.t)
@@ -139,19 +139,19 @@ def undo(s):
 
 @inner_kernel
 def total_s(parts):
-    """Returns the cost of a row without the part that is the same for all its placements."""
+    """Returns the time of a row in seconds, without the part that is the same for all placements of the row."""
     return parts.compute_s + parts.exchange_s + parts.forward_s + parts.backward_s + parts.slowed_s
 
 
 @inner_kernel
 def seconds(s):
-    """Returns `total_s` of the row with its current placement."""
+    """Returns the `total_s` of the row with its current placement."""
     return total_s(row_seconds(s.prices, s.windows, s.row, s.t))
 
 
 @kernel
 def price_of(placed, s):
-    """Returns the price of a placement in seconds. The traffic must be empty, and is empty again afterwards."""
+    """Returns the price of a placement in seconds. The traffic must be empty before the call, and is empty again afterwards."""
     fill_traffic(placed.expert_GS, placed.quota_GS, s.home_GB.shape[1], s.row, s.t)
     found_s = seconds(s)
     clear_traffic(s.row, s.t)
@@ -160,7 +160,7 @@ def price_of(placed, s):
 
 @inner_kernel
 def smoothed(soft, s):
-    """Returns `seconds` plus `soft` times a term for all ranks and links: their mean square divided by the maximum."""
+    """Returns `seconds` plus `soft` times a term for all ranks and links, which is their mean square divided by their maximum."""
     prices, total_XG, num_ranks, num_nics = s.prices, s.t.sum_XG, s.t.quota_EG.shape[1], s.row.ranks.num_nics
     parts = row_seconds(prices, s.windows, s.row, s.t)
     total = total_s(parts)

@@ -1,1 +1,1 @@
-"""Solvers of the *split* level, which set quotas for given replicas."""
+"""Solvers of the *split* level, which divide pairs over given replicas."""

@@ -10,9 +10,9 @@ from foremoe.solvers.split.kernels import even_rows, split_all
 
 @dataclass(frozen=True)
 class Even(SplitSolver):
-    """Splits an expert's pairs evenly over its slots, and the lowest slots take the remainder.
+    """Splits an expert's pairs evenly over its slots. The slots with the lowest numbers take the remainder.
 
-    Systems that route to replicas at random or in turn, such as the EPLB family, split like this. `ExactSplit` balances better.
+    Systems that route to replicas at random or in turn, such as the EPLB family, split in this way. `ExactSplit` balances better.
     """
 
     def solve(self, problem: Problem, expert_NGS: Array) -> Array:

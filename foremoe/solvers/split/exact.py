@@ -10,9 +10,9 @@ from foremoe.solvers.split.kernels import split_all, split_rows
 
 @dataclass(frozen=True)
 class ExactSplit(SplitSolver):
-    """Splits pairs so that the busiest rank has the smallest load that the given slots allow, which is provably optimal.
+    """Splits pairs so that the load of the busiest rank is as small as the given slots allow. The result is provably optimal.
 
-    Load moves between slots of one expert along shortest residual paths, and a minimum cut proves where it cannot. See
+    Load moves between slots of one expert along shortest residual paths. A minimum cut proves that no further move helps. See
     `split.kernels.split_row`. Among splits with the same maximum, load stays at home where that is quick to determine. This saves
     dispatch between ranks, but may leave a replica without a quota.
     """

@@ -16,7 +16,7 @@ UNLIMITED = np.int64(2**62)
 
 
 class Links(NamedTuple):
-    """Linked lists of the slots of every expert, in ascending order."""
+    """Linked lists with the slots of every expert in ascending order."""
 
     first_E: Array  # int64, first slot of every expert; -1 ends a list
     next_P: Array  # int64, next slot of the same expert
@@ -50,9 +50,9 @@ def link_slots(num_experts, expert_GS):
 
 @kernel
 def split_row(target, limit, num_base, placed):
-    """Finds, in place and with few changes, the split with the smallest maximum rank load that is at least `target`.
+    """Finds the split with the smallest maximum rank load that is at least `target`. Works in place and with few changes.
 
-    The start may be any split. Returns the maximum. If the maximum exceeds `limit`, returns -1 and leaves the split unfinished.
+    Any split may be given. Returns the maximum. If the maximum exceeds `limit`, returns -1 and leaves the split unfinished.
     """
     if placed.load_G.max() <= target:
         return np.int64(target)
@@ -62,13 +62,13 @@ def split_row(target, limit, num_base, placed):
 
 @kernel
 def split_linked(target, limit, single, links, placed):
-    """Does the work of `split_row`, given the lists of `link_slots`.
+    """Finds the same split as `split_row`, but takes the lists of `link_slots` as an argument.
 
     Overloaded ranks push load to ranks below the target along residual paths. Each edge of a path leads from one slot to another
-    slot of the same expert. All paths that a breadth-first search finds are used. If no path is left, the ranks that were reached
-    hold only experts that have no slot elsewhere. No split can then do better than ceil(load of these ranks / number of these
-    ranks), which becomes the new target. This is Newton's method on the minimum cut. With `single`, only the most loaded rank
-    pushes, along one path per search.
+    slot of the same expert. All paths that a breadth-first search finds are used. If no path is left, the ranks that the search
+    has reached hold only experts that have no slot on other ranks. No split can then be better than ceil(load of these ranks /
+    number of these ranks), which becomes the new target. This is Newton's method on the minimum cut. If `single` is set, only the
+    most loaded rank pushes, along one path per search.
     """
     load_G = placed.load_G
     G = load_G.size

@@ -17,7 +17,7 @@ from foremoe.solvers.split.flow import UNLIMITED, link_slots, split_linked
 
 
 def split_all(problem: Problem, expert_NGS: Array, rows: Callable[[int, int, Array, Array, Array], None]) -> Array:
-    """Returns the quotas that the driver `rows` sets, int32 [N, G, S]. Rows that a cancellation skips are served at home."""
+    """Returns the quotas that the function `rows` sets, int32 [N, G, S]. Rows that a cancellation skips are served at home."""
     require_slots(expert_NGS, (problem.N, problem.G, problem.S), problem.E, problem.L)
     quota_NGS = np.zeros(expert_NGS.shape, np.int32)
     load_NE = problem.load_NE
@@ -34,10 +34,10 @@ def split_all(problem: Problem, expert_NGS: Array, rows: Callable[[int, int, Arr
 
 @kernel
 def home_row(load_E, expert_GS, quota_GS):
-    """Gives all load of an expert to its home and nothing to its other slots.
+    """Gives all load of every expert to its home and no load to its other slots.
 
-    The home is the slot with the lowest column, and among these the lowest rank, because base slots are the low columns. Returns
-    the home g*S + s of every expert, int64 [E], or -1 for an expert without a slot.
+    Base slots are the first slots of a rank. The home is therefore the expert's slot with the lowest s, and among several the
+    slot on the lowest rank. Returns the home g*S + s of every expert, int64 [E], or -1 for an expert without a slot.
     """
     G, S = expert_GS.shape
     home_E = np.full(load_E.size, -1, np.int64)
@@ -52,7 +52,7 @@ def home_row(load_E, expert_GS, quota_GS):
 
 @kernel
 def start_at_home(load_E, num_base, expert_GS, quota_GS):
-    """Empties redundant slots and serves all load at home. Returns the homes, like `home_row`, and the rank loads, int64 [G]."""
+    """Empties redundant slots and serves all load at home. Returns the homes, as `home_row`, and the rank loads, int64 [G]."""
     expert_GS[:, num_base:] = -1
     home_E = home_row(load_E, expert_GS, quota_GS)
     return home_E, quota_GS.astype(np.int64).sum(axis=1)
@@ -95,9 +95,10 @@ def even_row(load_E, expert_GS, quota_GS):
 def split_row(load_E, expert_GS, quota_GS):
     """Finds the split with the smallest possible maximum rank load in whole pairs, and returns that maximum.
 
-    It starts with all load at home and a target of ceil(mean rank load), and continues like `flow.split_linked` with one path at
-    a time. When no rank is above the target, the target is reached and is also a lower bound. Earlier, lower targets pushed away
-    too much load, so the last step moves quota back home where the target leaves room. An expert without a slot is not served.
+    The split starts with all load at home and a target of ceil(mean rank load), and continues like `flow.split_linked` with one
+    path at a time. When no rank is above the target, the target is reached and is also a lower bound. Earlier targets were lower
+    and pushed away too much load. The last step therefore moves quota back home where the target leaves room. An expert without a
+    slot is not served.
     """
     S = expert_GS.shape[1]
     home_E, links = home_row(load_E, expert_GS, quota_GS), link_slots(load_E.size, expert_GS)
