@@ -106,7 +106,8 @@ class Length:
 
 
 class ArrayValue:
-    """Mix-in for frozen dataclasses. Fields declared by `array` are checked, frozen, cut and joined by axis letter."""
+    """Mix-in for frozen dataclasses. Fields declared with `array` are checked and frozen. They can be cut and joined along an
+    axis, which is given by its letter."""
 
     __slots__ = ()
 

@@ -43,7 +43,8 @@ def _with_value(args: list[str]) -> list[str]:
 
 
 def require_writable(outputs: Mapping[str, str | None], inputs: Iterable[str | None] = ()) -> None:
-    """Raises InputError for an output file that cannot be written or would replace an input. None and "-" are not files."""
+    """Raises InputError for an output file that cannot be written or would replace an input. None and "-" do not name files, so
+    they are not checked."""
     taken = {_place(path) for path in inputs if path}
     for what, path in outputs.items():
         if path is None or path == STDOUT:

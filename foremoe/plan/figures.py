@@ -88,7 +88,7 @@ def slots_per_rank(plan: Plan) -> int:
 
 
 def max_fanout(plan: Plan, counted_ML: Array) -> int:
-    """Returns the largest number of copies from one rank for one counted row. Each slot that serves a replica is a copy."""
+    """Returns the largest number of copies that any rank sends for a single row. Each slot that serves a replica is a copy."""
     replicas = Replicas.of(plan, counted_ML)
     return int(np.bincount(replicas.row_Z * plan.G + replicas.home_Z).max(initial=0))
 

@@ -1,4 +1,5 @@
-"""Rough prices for starts, homes and foresight: the time that a pair, a slot, a copy or a gradient takes in one problem."""
+"""Rough times of one pair, slot, copy and gradient in a problem. They are used to choose starts and homes, and to plan with
+foresight."""
 
 from typing import NamedTuple
 

@@ -28,10 +28,10 @@ class JobPart(NamedTuple):
     Attributes:
         group: Index of the EP group.
         pipeline_rank: Index of the rank in the pipeline.
-        problem: Problem with the load of the EP group in the layers of this pipeline rank.
+        problem: The layers of this pipeline rank, with the load of the EP group.
         plan: Plan for this problem.
         summary: Statistics of planning.
-        runs: Simulated stage, which includes waits for other pipeline ranks.
+        runs: Results of simulating the stage, which include waits for other pipeline ranks.
     """
 
     group: int

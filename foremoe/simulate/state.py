@@ -58,7 +58,8 @@ class Copies(NamedTuple):
 
 
 class Returns(NamedTuple):
-    """Gradient returns. Those of row n are [first_N[n], first_N[n + 1]). Starts and ends are outputs, on the link's clock."""
+    """Gradient returns. The returns of row n are those at indices [first_N[n], first_N[n + 1]). Starts and ends are outputs, on
+    the link's clock."""
 
     first_N: Array
     src_A: Array
