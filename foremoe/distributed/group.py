@@ -49,7 +49,7 @@ class Group(abc.ABC):
 
     @abc.abstractmethod
     def all_to_all(self, received: torch.Tensor, sent: torch.Tensor, num_received_G: list[int], num_sent_G: list[int]) -> None:
-        """Exchanges entries of axis 0. The first ``num_sent_G[0]`` go to rank 0, the next ``num_sent_G[1]`` to rank 1, and so on."""
+        """Exchanges entries of axis 0. The first ``num_sent_G[0]`` go to rank 0, and the next ``num_sent_G[1]`` to rank 1."""
 
     @abc.abstractmethod
     def gather(self, value: Any) -> list[Any]:
