@@ -156,7 +156,7 @@ class TorchGroup(Group):
 
     @contextlib.contextmanager
     def watched(self, process_group: dist.ProcessGroup | None = None) -> Iterator[None]:
-        """Watches a block that may wait in collectives of `process_group` or this group (see `Watcher`). Not collective."""
+        """Watches a block that may wait in collectives of `process_group` or this group (see ``Watcher``). Not collective."""
         self._watcher = self._watcher or Watcher(self._roll)
         with self._watcher.inside(process_group or self.process_group):
             yield

@@ -242,7 +242,7 @@ class Problem(ArrayValue, Derived):
 
     @once
     def counts(self) -> Counts:
-        """Returns the load as `Counts`, which compiled functions read. Cached on the problem."""
+        """Returns the load as ``Counts``, which compiled functions read. Cached on the problem."""
         return count(self.load_NE, self.load_NGE, self.cluster.node_of_rank_G)
 
     @property

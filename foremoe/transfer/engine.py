@@ -167,7 +167,7 @@ class Engine:
             self._departures.hold_gradients(micro_step, position)
 
     def settle(self, layer: int | None = None) -> None:
-        """Waits until the gradients of all finished rows are at home. See `Departures.settle`. All ranks call it together."""
+        """Waits until the gradients of all finished rows are at home. See ``Departures.settle``. All ranks call it together."""
         self._running()
         with self._step():
             self._departures.settle(layer)
