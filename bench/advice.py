@@ -19,7 +19,7 @@ import foremoe
 from bench.cases import ESFT, RECORDED
 from bench.output import command_line, emit, hardware
 from bench.systems import recorded_workload
-from foremoe.advice.changes import Case, advise
+from foremoe.advice.changes import Case, advise, experts_moved
 from foremoe.base.parallel import row_runner
 from foremoe.problem.memory import buffer_bytes
 from foremoe.problem.problem import Problem
@@ -81,14 +81,14 @@ def slots_line(name: Name, problem: Problem) -> str:
     auto, buffers = chosen.problem, next(o.buffer_bytes for o in chosen.options if o.redundant == chosen.redundant)
     one_s, auto_s = stage(foremoe.Planner(), problem), stage(foremoe.Planner(), auto)
     there = dataclasses.replace(auto, home_LE=Anneal().solve(auto))
-    away, moved_s = moved_experts(there, auto), stage(foremoe.Planner(), there)
+    away, moved_s = experts_moved(auto, there.home_LE) or "0", stage(foremoe.Planner(), there)
     rivals = {rival: stage(planner, auto) for rival in RIVALS if not (planner := foremoe.STRATEGIES[rival]).refusal(auto)}
     best = min(rivals, key=lambda rival: rivals[rival])
     even_s, skew = judge.balanced_s, mean_skew(problem.static().load_NG())
     return (
         f"| {' EP'.join(map(str, name[:2]))} {name[2]} | {skew:.2f} | {even_s / judge.static_s:.3f} |"
         f" {even_s / one_s:.3f} | {chosen.redundant} | {buffers / 1e9:.2f} | {even_s / auto_s:.3f} | {even_s / moved_s:.3f} |"
-        f" {away:.0f} | {best} {auto_s / rivals[best]:.3f} |"
+        f" {away} | {best} {auto_s / rivals[best]:.3f} |"
     )
 
 
@@ -107,7 +107,8 @@ def advice_lines(name: Name, problem: Problem) -> tuple[str, list[float], float]
     worst = max(off, key=lambda change: off[change])
     best = 0.0 if found.best is None else off[found.best.name]
     case = f"{' EP'.join(map(str, name[:2]))} {name[2]}, R = 1"
-    line = f"| {case} | {found} | {best:.1%} | {len(ratios)} | {off[worst]:.1%}, {worst} |"
+    told = "-" if found.best is None else f"{best:.1%}"
+    line = f"| {case} | {found} | {told} | {len(ratios)} | {off[worst]:.1%}, {worst} |"
     return line, list(off.values()), best
 
 
@@ -120,13 +121,8 @@ def reorder_line(model: str, ep: int, regime: str, micro_steps: int) -> str:
     judge = Judge.of(problem, foremoe.Trainer(micro_steps=2 * micro_steps))
     there = dataclasses.replace(problem, home_LE=Anneal().solve(problem))
     stage_s = judge(there, foremoe.resolve("static").plan(there)[0])["simulated_stage_s"]
-    skew, away = mean_skew(problem.static().load_NG()), moved_experts(there, problem)
-    return f"| {model} EP{ep}, {regime} | {skew:.2f} | {judge.static_s / stage_s:.3f} | {away:.0f} |"
-
-
-def moved_experts(there: Problem, problem: Problem) -> float:
-    """Experts of a layer whose homes are on other ranks."""
-    return float((there.home_LE // there.B != problem.home_LE // problem.B).sum()) / problem.L
+    skew, away = mean_skew(problem.static().load_NG()), experts_moved(problem, there.home_LE) or "0"
+    return f"| {model} EP{ep}, {regime} | {skew:.2f} | {judge.static_s / stage_s:.3f} | {away} |"
 
 
 def short_lines() -> Iterator[str]:

@@ -91,7 +91,7 @@ def timed(problem: Problem, plan: foremoe.Plan) -> Timed:
 
 
 def error_table(cases: list[dict[str, Timed]], most: float) -> list[str]:
-    """Errors and biases by planner, over its cases with at most this share exposed."""
+    """Returns a table of errors and biases by planner, over the cases in which at most this share of its stage is exposed."""
     out = [
         "| planner | cases | price / simulated | 90 % of cases | within 2 % | within 6 % | gain by price | simulated | bias |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",

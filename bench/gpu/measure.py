@@ -1,4 +1,4 @@
-"""Tools of all parts: places to run, time measurements, counts of launches, and a description of the machine."""
+"""Tools that all parts share: places to run, time measurements, launch counts, and a description of the machine."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def forwards(points: Sequence[Point], kind: str) -> list[Point]:
 
 
 def judged(p: Point) -> bool:
-    """Whether a constant was fitted to a point or is checked by it."""
+    """Returns whether a constant was fitted to a point or is checked by it."""
     return p.kind in NAMES_OF and not (p.kind == "planned" and p.backward)
 
 
