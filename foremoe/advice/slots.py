@@ -62,12 +62,13 @@ def choose_slots(
     problem: Problem, *, trainer: Trainer | None = None, num_threads: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> SlotChoice:  # fmt: skip
-    """Chooses the number of redundant slots per rank, from 0, 1, 2, 4 and so on.
+    """Chooses the number of redundant slots per rank, from 0, 1, 2, 3, 4, 6, 8, 12 and so on.
 
     For each number, plans and simulates a sample of 6 micro-steps and 12 layers, without moving homes. A larger number is chosen
-    if each further slot shortens the simulated stage by `LEAST_GAIN` and the buffers fit into a rank's memory. The search ends at
-    the first number that is not chosen. With several nodes, a few slots may gain nothing although more slots gain much. The
-    search then also tries the next number, and all numbers up to B, the number of experts at home on a rank.
+    if each further slot shortens the simulated stage by `LEAST_GAIN` and the buffers fit into a rank's memory. Numbers are doubled
+    until one is not chosen. With several nodes, a few slots may gain nothing although more slots gain much. The search then also
+    tries the next number, and all powers of two up to B, the number of experts at home on a rank. Finally, the numbers halfway to
+    the neighbouring powers of two are tried.
 
     Args:
         problem: Problem to choose slots for. The number of slots that it has is ignored.
@@ -87,33 +88,49 @@ def choose_slots(
     bare = dataclasses.replace(problem, redundant=0)
     part, trainer = sample(bare), trainer or Trainer()
     whole = fit(bare, bare.static(), trainer=trainer)
-    numbers = [0, *(2**k for k in range(16) if 2**k <= max(1, bare.E - bare.B))]
-    options, best, static_s, best_s, vain = list[SlotOption](), 0, 0.0, 0.0, False
-    for i, redundant in enumerate(numbers):
+    most = max(1, bare.E - bare.B)
+    numbers = [0, *(2**k for k in range(16) if 2**k <= most)]
+    options, best, vain = dict[int, SlotOption](), 0, False
+
+    def attempt(redundant: int) -> SlotOption:
         varied = dataclasses.replace(part, redundant=redundant)
         run = simulate(varied, Planner().plan(varied, num_threads=num_threads)[0])
         stage_s = whole_stage(bare, part, run, trainer).seconds(bare.M)
-        if not redundant:
-            static_s = best_s = stage_s
         buffers = buffer_bytes(problem, redundant)
         staging = min(RETURN_BYTES, buffers) if problem.stage == "update" else 0
         # If the stage does not fit even without slots, a smaller number of slots does not help.
         fits = not redundant or not whole.fits or whole.peak_bytes + buffers + staging <= whole.memory_bytes
-        speedup = over(static_s, stage_s)
-        options.append(SlotOption(redundant=redundant, stage_s=stage_s, speedup=speedup, buffer_bytes=buffers, fits=fits))
+        speedup = over(options[0].stage_s, stage_s) if redundant else 1.0
+        options[redundant] = SlotOption(
+            redundant=redundant, stage_s=stage_s, speedup=speedup, buffer_bytes=buffers, fits=fits
+        )  # fmt: skip
         if progress is not None:
-            progress(i + 1, len(numbers))
-        if not redundant:
-            continue
-        if not fits or not stage_s:
+            progress(min(len(options), len(numbers)), len(numbers))
+        return options[redundant]
+
+    def pays(fewer: int, more: int) -> bool:
+        saved_s = options[fewer].stage_s - options[more].stage_s
+        return saved_s >= LEAST_GAIN * (more - fewer) * options[more].stage_s
+
+    attempt(0)
+    for redundant in numbers[1:]:
+        option = attempt(redundant)
+        if not option.fits or not option.stage_s:
             break
-        if best_s - stage_s >= LEAST_GAIN * (redundant - best) * stage_s:
-            best, best_s, vain = redundant, stage_s, False
+        if pays(best, redundant):
+            best, vain = redundant, False
         elif bare.cluster.num_nodes == 1 or bare.replicas == "node" or (vain and redundant >= bare.B):
             break
         else:
             vain = True
-    return SlotChoice(problem=dataclasses.replace(problem, redundant=best), options=tuple(options))
+    fewer, more = best * 3 // 4, best * 3 // 2
+    if more <= most and more not in options and attempt(more).fits and pays(best, more):
+        best = more
+    elif fewer not in options:
+        attempt(fewer)
+        best = best if pays(fewer, best) else fewer
+    in_order = tuple(option for _, option in sorted(options.items()))
+    return SlotChoice(problem=dataclasses.replace(problem, redundant=best), options=in_order)
 
 
 def over(base_s: float, seconds: float) -> float:

@@ -18,6 +18,7 @@ COLUMNS = {
     "change": Column("change", left=True, rank=0), "speedup": Column("throughput", number(3), rank=1),
     "fits": Column("fits", lambda fits: "yes" if fits else "no", rank=2), "cost": Column("costs or needs", left=True, rank=3),
 }  # fmt: skip
+SMALLER = (2, 4, 8)  # divisors of the EP degree
 _FEW = 4  # micro-steps
 
 _HELP = """Suggests what to change next: redundant slots, homes, dispatch, micro-step, activation recomputation or EP degree.
@@ -69,12 +70,12 @@ def few_micro_steps(num: int) -> list[str]:
 
 
 def _redealt(options: CaseOptions, ranks: int, redundant: int) -> dict[str, Case]:
-    """Builds cases from the same routing and ranks, with longer micro-steps, half the EP degree and twice the EP degree."""
+    """Builds cases from the same routing and ranks, with longer micro-steps, smaller EP groups and EP groups of twice the size."""
     tokens = options.tokens_per_rank or DEFAULT_TOKENS_PER_RANK
     groups = options.trainer.data_parallel or 1
     tried = {
         f"{2 * tokens} tokens a rank and micro-step": (dataclasses.replace(options, tokens_per_rank=2 * tokens), groups),
-        f"EP {ranks // 2}": (dataclasses.replace(options, ranks=ranks // 2), 2 * groups),
+        **{f"EP {ranks // n}": (dataclasses.replace(options, ranks=ranks // n), n * groups) for n in SMALLER if ranks % n == 0},
     }
     if groups % 2 == 0:
         tried[f"EP {2 * ranks}"] = dataclasses.replace(options, ranks=2 * ranks), groups // 2

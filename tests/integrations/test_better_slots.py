@@ -50,7 +50,7 @@ def test_nothing_is_said_where_seconds_were_not_asked_for_or_cannot_be_simulated
     assert said(foremoe.Problem.of(scored, foremoe.Cluster.preset("8xh100", 4), redundant=1), caplog) == []
     problem = problem_of("mid", 1)
     assert said(dataclasses.replace(problem, load_MLGE=None), caplog) == []
-    assert better_slots(foremoe.choose_slots(problem), dataclasses.replace(problem, redundant=3)) == ""
+    assert better_slots(foremoe.choose_slots(problem), dataclasses.replace(problem, redundant=5)) == ""
 
 
 def test_homes_are_named_where_slots_do_not_fit_and_moving_them_pays(caplog) -> None:  # type: ignore[no-untyped-def]
