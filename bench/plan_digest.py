@@ -139,7 +139,7 @@ def settings() -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "foresight step", plan(of(), foresight="step")
     yield "without guard", plan(of(), guard=False)
     yield "even split", plan(of(), split=Even())
-    for solver in (Greedy(), Quota(), Quota(best_fit=True), LeastLoaded(min_pairs=0, threshold=1.0), Lplb()):
+    for solver in (Greedy(), Quota(), LeastLoaded(min_pairs=0, threshold=1.0), Lplb()):
         yield f"{solver!r}", plan(of(), rank=(solver,))
     yield "eplb", plan(of(), rank=(Eplb(),), guard=False)
     yield "eplb, even", plan(of(redundant=2), rank=(Eplb(),), split=Even(), guard=False)

@@ -65,10 +65,11 @@ def choose_slots(
     """Chooses the number of redundant slots per rank, from 0, 1, 2, 3, 4, 6, 8, 12 and so on.
 
     For each number, plans and simulates a sample of 6 micro-steps and 12 layers, without moving homes. A larger number is chosen
-    if each further slot shortens the simulated stage by `LEAST_GAIN` and the buffers fit into a rank's memory. Numbers are doubled
-    until one is not chosen. With several nodes, a few slots may gain nothing although more slots gain much. The search then also
-    tries the next number, and all powers of two up to B, the number of experts at home on a rank. Finally, the numbers halfway to
-    the neighbouring powers of two are tried.
+    if each further slot shortens the simulated stage by `LEAST_GAIN` and the buffers fit into a rank's memory.
+
+    Numbers are doubled until one is not chosen. With several nodes, a few slots may gain nothing although more slots gain much.
+    The search then also tries the next number, and all powers of two up to B, the number of experts at home on a rank. Finally,
+    the numbers halfway to the neighbouring powers of two are tried.
 
     Args:
         problem: Problem to choose slots for. The number of slots that it has is ignored.

@@ -70,7 +70,7 @@ def few_micro_steps(num: int) -> list[str]:
 
 
 def _redealt(options: CaseOptions, ranks: int, redundant: int) -> dict[str, Case]:
-    """Builds cases from the same routing and ranks, with longer micro-steps, smaller EP groups and EP groups of twice the size."""
+    """Builds cases from the same routing and ranks, with longer micro-steps, smaller EP groups or larger ones."""
     tokens = options.tokens_per_rank or DEFAULT_TOKENS_PER_RANK
     groups = options.trainer.data_parallel or 1
     tried = {

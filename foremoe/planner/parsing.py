@@ -50,7 +50,7 @@ def parse(text: str, *, builtin: bool = False) -> Any:
 
     Example:
         >>> foremoe.parse("Planner(rank=(Quota(min_pairs=64),))").rank
-        (Quota(min_pairs=64, best_fit=False),)
+        (Quota(min_pairs=64),)
     """
     try:
         source, names = text.strip(), {}

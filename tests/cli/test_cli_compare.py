@@ -79,9 +79,9 @@ def test_a_json_file_leaves_the_table_on_stdout(form: list[str], trace: str, dea
 
 
 def test_solver_texts_are_split_at_top_level_commas_and_ordered(trace: str, dealing: list[str]) -> None:
-    chosen = ["--planners", "Quota(min_pairs=64, best_fit=True),greedy", "--planners", "static"]
+    chosen = ["--planners", "LeastLoaded(min_pairs=64, threshold=1.0),greedy", "--planners", "static"]
     assert list(rows_of(good(["compare", trace, *dealing, *chosen, "--json"]))) == [
-        "static", "greedy", "Quota(min_pairs=64, best_fit=True)",
+        "static", "greedy", "LeastLoaded(min_pairs=64, threshold=1.0)",
     ]  # fmt: skip
 
 

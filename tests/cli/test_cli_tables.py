@@ -101,12 +101,12 @@ def test_a_column_without_figures_gives_way_and_meanings_are_of_what_is_shown() 
 
 def test_long_names_go_on_behind_brackets_and_commas() -> None:
     columns = {"name": Column("name", left=True, rank=0), "x": Column("x", rank=1)}
-    table = Table(columns, [{"name": "Planner(rank=(Quota(min_pairs=1024,best_fit=True),))", "x": 1}])
+    table = Table(columns, [{"name": "Planner(rank=(Exact(node_limit=1024,gap=0.0625),))", "x": 1}])
     assert texts(table, width=60) == [
         "name                   x",
-        "Planner(rank=(Quota(   1",
-        "  min_pairs=1024,",
-        "  best_fit=True),))",
+        "Planner(rank=(Exact(   1",
+        "  node_limit=1024,",
+        "  gap=0.0625),))",
     ]
     assert "1024," in texts(table, width=40)[4]
 

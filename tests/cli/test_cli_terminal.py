@@ -39,7 +39,7 @@ NUMBER = re.compile(r"\d[\d.,]*")
 def commands(trace: str, plan: str, folder: Path) -> list[list[str]]:
     case = ["--synthetic", "gpt-oss-20b", "--ranks", "8", "--tokens-per-rank", "4096", "--layers", "0:2", "--micro-steps", "2"]
     few = ["--planners", "static,quota,eplb-exact,foremoe"]
-    long = "Planner(rank=(Quota(min_pairs=64, best_fit=True), Search(effort=1000)), split=ExactSplit(), guard=False)"
+    long = "Planner(rank=(LeastLoaded(min_pairs=64, threshold=1.0), Search(effort=1000)), split=ExactSplit(), guard=False)"
     return [
         ["compare", *case, *few],
         ["compare", *case, "--planners", f"static,{long}", "--wide", "--cluster", "gb200-nvl72"],

@@ -56,7 +56,7 @@ class PricedOtherwise(CostModel):
 def test_texts_name_every_field_and_no_address() -> None:
     assert texts("cost", CostModel(overlap=0.5)) == {"cost": "CostModel", "cost.objective": "'time'", "cost.overlap": "0.5"}
     assert texts("cost", PricedOtherwise()) != texts("cost", CostModel())
-    assert texts("planner", Planner(rank=(Quota(),)))["planner.rank"] == "(Quota(min_pairs=0, best_fit=False),)"
+    assert texts("planner", Planner(rank=(Quota(),)))["planner.rank"] == "(Quota(min_pairs=0),)"
 
     class Theirs:
         """The repr that objects have by default."""

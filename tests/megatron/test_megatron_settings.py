@@ -33,7 +33,7 @@ def said_by(group, case, options_G):
 
 DIFFERENT = [
     ({"redundant": 1}, {"redundant": 2}, "redundant=2, rank 0 has redundant=1"),
-    ({"planner": "greedy"}, {"planner": "quota"}, "best_fit=False),), rank 0 has planner.rank=(Greedy(),)"),
+    ({"planner": "greedy"}, {"planner": "quota"}, "planner.rank=(Quota(min_pairs=0),), rank 0 has planner.rank=(Greedy(),)"),
     ({"planner": Planner()}, {"planner": Planner(rank=(Search(effort=4),))}, "rank 1 has planner.rank=(Search(effort=4"),
     ({"replicas": "any"}, {"replicas": "node"}, "replicas='node', rank 0 has replicas='any'"),
     ({"cost": CostModel()}, {"cost": CostModel(overlap=0.5)}, "cost.overlap=0.5, rank 0 has cost.overlap=1.0"),

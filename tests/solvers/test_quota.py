@@ -19,7 +19,7 @@ from foremoe.base.errors import InputError
 from foremoe.base.parallel import row_runner
 from foremoe.solvers.published.quota import Quota, quota_row
 
-solvers = st.builds(Quota, min_pairs=st.sampled_from((0, 1, 3, 40)), best_fit=st.booleans())
+solvers = st.builds(Quota, min_pairs=st.sampled_from((0, 1, 3, 40)))
 
 
 def spill(target, load_of, base_GB, node_G, redundant, solver):
@@ -35,11 +35,7 @@ def spill(target, load_of, base_GB, node_G, redundant, solver):
                 takers = [r for r in ranks if start[r] < target and now[r] < target and free[r] and node_G[r] == node_G[giver]]
                 if not takers:
                     break
-                fits = [r for r in takers if target - now[r] >= want]
-                if solver.best_fit and fits:
-                    taker = min(fits, key=lambda r: target - now[r])
-                else:
-                    taker = max(takers, key=lambda r: target - now[r])
+                taker = max(takers, key=lambda r: target - now[r])
                 amount = min(want, target - now[taker])
                 if amount < floor:
                     break
@@ -103,14 +99,6 @@ def test_one_hot_expert_is_spread_over_all_ranks():
     assert Quota(min_pairs=46).solve(problem, problem.static()).load_NG().tolist() == [[44, 46, 0]]
 
 
-def test_best_fit_keeps_large_rooms_for_large_pieces():
-    # Rank 0 gives pieces of 60 and 20, rank 1 one of 60; the rooms are 60, 60 and 20.
-    load_E = [60, 60, 60, 160, 0, 0, 40, 0, 0, 40, 0, 0, 80, 0, 0]
-    problem = make_problem([[load_E]], [0] * 5, 1)
-    assert Quota(best_fit=True).solve(problem, problem.static()).load_NG().max() == 100
-    assert Quota().solve(problem, problem.static()).load_NG().max() > 100
-
-
 def test_equal_rooms_go_to_the_lowest_rank():
     # Rank 0 gives 26 to rank 2, whose room then equals rank 1's; the next piece goes to rank 1.
     load_E = [26] * 5 + [96, 0, 0, 0, 0] + [70, 0, 0, 0, 0] + [104, 0, 0, 0, 0]
@@ -129,11 +117,11 @@ def test_threads_do_not_change_the_result():
     assert results[0].same_as(results[1])
 
 
-@pytest.mark.parametrize("options", [{"min_pairs": -1}, {"min_pairs": 1.5}, {"best_fit": "yes"}])
+@pytest.mark.parametrize("options", [{"min_pairs": -1}, {"min_pairs": 1.5}])
 def test_bad_options_are_refused(options):
     with pytest.raises(InputError, match=next(iter(options))):
         Quota(**options)
 
 
 def test_repr_is_the_configuration():
-    assert repr(Quota(min_pairs=64)) == "Quota(min_pairs=64, best_fit=False)"
+    assert repr(Quota(min_pairs=64)) == "Quota(min_pairs=64)"

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from foremoe.base.arrays import Array
-from foremoe.base.errors import InputError
 from foremoe.base.fields import real, whole
 from foremoe.base.parallel import for_rows
-from foremoe.levels import HomeSolver, RankSolver
+from foremoe.levels import HomeSolver
 from foremoe.problem.estimate import problem_rates
 from foremoe.problem.problem import Problem
 from foremoe.problem.rates import Rates
@@ -20,8 +19,14 @@ from foremoe.solvers.search.search import Search
 
 # Letters: M micro-steps, L layers, G ranks, V domains, E experts.
 
+# The first temperature as a share of the balanced sum, and the last one divided by the first. The schedule is geometric.
+_HEAT, _COOLING = 0.002, 0.01
 # If distance to tokens counts, most of the objective is a sum over experts, so a shorter and colder search finds as much.
 _FEWER, _COLDER = 4, 10.0
+# Weight of the sum of squares, and that of the largest rank load under "time" if replicas may go anywhere.
+_SMOOTH, _SKEW_WEIGHT = 2.0, 0.1
+# Under "time", this solver plans this number of micro-steps with the present and with the new homes.
+TRIAL, TRIAL_STEPS = Search(effort=0), 8
 
 
 @dataclass(frozen=True)
@@ -35,7 +40,7 @@ class Anneal(HomeSolver):
 
     Under ``"time"``, if source ranks are known, homes also move closer to their tokens. The objective then adds the time to
     dispatch every expert's pairs and is not smoothed. If replicas may go anywhere, balancing the homes costs more than it saves.
-    Experts are then placed rank by rank, and the excess of the largest rank load counts with the weight `skew_weight`. Moving
+    Experts are then placed rank by rank, and the excess of the largest rank load counts a tenth. Moving
     homes closer to tokens gains most after `ExpertAware`, which gathers similar sequences in a node.
 
     Moving experts has a price. The homes of a layer change only if the gain exceeds the price:
@@ -43,50 +48,33 @@ class Anneal(HomeSolver):
     * Under ``"balance"``, the price of moving all experts is `move_price` times the balanced sum, and each expert has an equal
       share of it. The objective plus the price must fall by `min_gain`. With a single node, homes do not change.
     * Under ``"time"``, the time to move the weights and `state_bytes` per weight counts as exposed. A layer's move takes as long
-      as its busiest rank and link class. The solvers of `trial` plan `trial_steps` of the micro-steps with the present and with
-      the new homes. The time saved over all micro-steps, minus the time of the moves, must reach `min_gain` of the present time.
-      Both times are *model, uncalibrated*.
+      as its busiest rank and link class. ``Search(effort=0)`` plans 8 of the micro-steps with the present and with the new homes.
+      The time saved over all micro-steps, minus the time of the moves, must reach `min_gain` of the present time. Both times are
+      *model, uncalibrated*.
 
     Source: the annealing with swaps that ReLibra describes (arXiv 2605.08639). Objective, prices, schedule and proposals are our
     own.
 
     Attributes:
         sweeps: Number of proposed swaps per expert.
-        temperature: Initial temperature as a share of the balanced sum.
-        cooling: Final temperature divided by the initial one. The schedule is geometric.
-        smooth: Weight of the sum of squares. 0 means that only the largest load counts.
-        skew_weight: Weight of the largest rank load under ``"time"`` if replicas may go anywhere. 1 counts its full price.
         min_gain: Smallest relative gain with which homes change.
         move_price: Price of moving all experts under ``"balance"``, as a share of the balanced sum.
         state_bytes: Bytes that move with every weight of an expert under ``"time"``. Use 12 for fp32 master weights and two fp32
             moments, 4 if only compute homes are swapped and fp32 gradients are sent back, and 0 if only the weights move.
-        trial: Rank solvers that plan with the present and with the new homes under ``"time"``.
-        trial_steps: Number of micro-steps that the solvers of `trial` plan.
         seed: Seed of the random proposals.
     """
 
     sweeps: int = 1000
-    temperature: float = 0.002
-    cooling: float = 0.01
-    smooth: float = 2.0
-    skew_weight: float = 0.1
     min_gain: float = 0.002
     move_price: float = 0.04
     state_bytes: float = 12.0
-    trial: tuple[RankSolver, ...] = (Search(effort=0),)
-    trial_steps: int = 8
     seed: int = 0
 
     def __post_init__(self) -> None:
         whole(self.sweeps, "sweeps of Anneal", 0, 10**6)
-        whole(self.trial_steps, "trial_steps of Anneal", 1, 10**6)
         whole(self.seed, "seed of Anneal", -(2**63), 2**63 - 1)
-        for name in ("temperature", "cooling", "skew_weight"):
-            real(getattr(self, name), f"{name} of Anneal", 0.0, math.inf if name == "temperature" else 1.0)
-        for name in ("smooth", "move_price", "state_bytes", "min_gain"):
+        for name in ("move_price", "state_bytes", "min_gain"):
             real(getattr(self, name), f"{name} of Anneal", 0.0, 1.0 if name == "min_gain" else math.inf, open_low=False)
-        if not isinstance(self.trial, tuple) or not all(isinstance(solver, RankSolver) for solver in self.trial):
-            raise InputError(f"Anneal needs trial as a tuple of rank solvers such as (Search(effort=0),); got {self.trial!r}.")
 
     def solve(self, problem: Problem) -> Array:
         """Returns ``home_LE``, int32. Layers that a cancellation skips keep their homes."""
@@ -99,7 +87,7 @@ class Anneal(HomeSolver):
         for_rows(block, problem.L, rows_per_block=1)
         changed_L = (home_LE != problem.home_LE).any(axis=1)
         if timed and changed_L.any():
-            now_L, new_L = (row_seconds_L(problem, h, self.trial, self.trial_steps) for h in (problem.home_LE, home_LE))
+            now_L, new_L = (row_seconds_L(problem, h, TRIAL, TRIAL_STEPS) for h in (problem.home_LE, home_LE))
             pays_L = new_L + price_L(problem, home_LE, self.state_bytes) <= (1.0 - self.min_gain) * now_L
             home_LE = np.where(pays_L[:, None], home_LE, problem.home_LE)
         return home_LE
@@ -174,14 +162,14 @@ class Anneal(HomeSolver):
                 unit_s = rates.pair_s * load_ME.sum(dtype=np.float64) / (problem.G * balanced)
                 cost_EV += self._send_EV(problem, layer, domain_G, rates) / unit_s
             # A smaller weight of loads is expressed as a larger weight of all other terms.
-            weight = self.skew_weight if located and problem.R > 0 and not _bound(problem) else 1.0
+            weight = _SKEW_WEIGHT if located and problem.R > 0 and not _bound(problem) else 1.0
             cost_EV = np.rint(np.minimum(cost_EV, 1e6 * balanced) / weight).astype(np.int64)
-            smooth, sweeps, heat = float(self.smooth), self.sweeps, float(self.temperature) * balanced
+            smooth, sweeps, heat = _SMOOTH, self.sweeps, _HEAT * balanced
             if located:
                 smooth, sweeps, heat = 0.0, -(-sweeps // _FEWER), heat / (_COLDER * weight)
             # The seed depends on the model's own layer number, so a layer's homes do not depend on the other planned layers.
             seed = np.uint64((self.seed * 0x9E3779B97F4A7C15 + int(problem.moe_layer_L[layer])) % 2**64)
-            anneal(loads, cost_EV, smooth, Cooling(sweeps * problem.E, heat, float(self.cooling)), seed, domain_E)
+            anneal(loads, cost_EV, smooth, Cooling(sweeps * problem.E, heat, _COOLING), seed, domain_E)
         by_rank = len(loads.weight_V) == problem.G
         rank_E = domain_E if by_rank else settle_inside(loads.load_EM, domain_E, now_E, node_G)
         if not (by_rank and located):

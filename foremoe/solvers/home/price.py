@@ -33,10 +33,10 @@ def price_L(problem: Problem, home_LE: Array, state_bytes: float) -> Array:
     return seconds_L
 
 
-def row_seconds_L(problem: Problem, home_LE: Array, rank: tuple[RankSolver, ...], num_steps: int) -> Array:
+def row_seconds_L(problem: Problem, home_LE: Array, solver: RankSolver, num_steps: int) -> Array:
     """Returns the estimated seconds of all micro-steps with the homes `home_LE`, float64 [L].
 
-    The rank solvers `rank` plan `num_steps` of the micro-steps. The total is estimated from these.
+    `solver` plans `num_steps` of the micro-steps. The total is estimated from these.
     """
     num = min(num_steps, problem.M)
     chosen = (2 * np.arange(num) + 1) * problem.M // (2 * num)
@@ -47,8 +47,6 @@ def row_seconds_L(problem: Problem, home_LE: Array, rank: tuple[RankSolver, ...]
         placement = step.static()
         best_N = row_objective(step, placement)
         if problem.R >= 1 and problem.G >= 2:
-            for solver in rank:
-                placement = solver.solve(step, placement)
-                best_N = np.minimum(best_N, row_objective(step, placement))
+            best_N = np.minimum(best_N, row_objective(step, solver.solve(step, placement)))
         seconds_L += best_N
     return seconds_L * (problem.M / len(chosen))

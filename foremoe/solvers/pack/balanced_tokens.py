@@ -24,11 +24,10 @@ _USUAL_MODEL = "qwen3-30b-a3b"
 class BalancedTokens(PackSolver):
     """Packs as trainers with balanced batches do: as few micro-steps as possible, with equal attention work on all ranks.
 
-    Micro-steps are formed in four ways:
+    Micro-steps are formed in three ways:
 
     * longest first, each into the emptiest micro-step,
     * longest first, each into the fullest micro-step that has room for it,
-    * sorted by length, each into the current micro-step or, if it does not fit, into a new one (next-fit),
     * as `AsGiven` forms them.
 
     In a micro-step, sequences are assigned in order of decreasing attention work, each to the rank that has the least work so far
@@ -95,7 +94,7 @@ def _pack_group(
     budget, num_given = num_ranks * tokens_per_rank, int(given_step_Q.max()) + 1
     room = max(tokens_per_rank, int(rank_tokens(len_Q, given_step_Q, given_rank_Q, num_ranks).max()))
     longest_I = np.argsort(-len_Q, kind="stable")
-    ways = [given_step_Q, _fill(longest_I, len_Q, budget, num_given, False), _next_fit(longest_I, len_Q, budget)]
+    ways = [given_step_Q, _fill(longest_I, len_Q, budget, num_given, False)]
     for num in range(int(-(-len_Q.sum() // budget)), num_given + 1):
         emptiest_Q = _fill(longest_I, len_Q, budget, num, True)
         if emptiest_Q[0] >= 0:
@@ -136,18 +135,6 @@ def _fill(order_I, len_Q, budget, num, emptiest):
             return step_Q
         tokens_M[chosen] += len_Q[q]
         step_Q[q] = chosen
-    return step_Q
-
-
-@kernel
-def _next_fit(order_I, len_Q, budget):
-    step_Q = np.empty(len_Q.size, np.int64)
-    step, used = 0, 0
-    for q in order_I:
-        if used + len_Q[q] > budget:
-            step, used = step + 1, 0
-        used += len_Q[q]
-        step_Q[q] = step
     return step_Q
 
 

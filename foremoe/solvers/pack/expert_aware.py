@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from foremoe.base.arrays import Array
-from foremoe.base.fields import flag, real, whole
+from foremoe.base.fields import real, whole
 from foremoe.levels import PackSolver
 from foremoe.machine.cluster import Cluster
 from foremoe.routing.trace import RoutingTrace
@@ -15,6 +15,10 @@ from foremoe.solvers.pack.value import PackValue
 from foremoe.workload.packing import AsGiven, sample_groups
 
 # Letters: M micro-steps, L layers, G ranks, E experts, Q sequences.
+
+# Rounds, each of which chooses replicas again. The first temperature as a share of the mean cost of a sequence. It falls
+# geometrically to a hundredth.
+_ROUNDS, _HEAT = 3, 0.03
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,29 +43,21 @@ class ExpertAware(PackSolver):
         skew_weight: Price of the pairs by which the busiest rank exceeds the mean, relative to their price without replicas. Use
             1 if packing is the only means of balancing. The default is for one redundant slot per rank.
         redundant: Number of redundant slots per rank whose replicas are assumed to shorten dispatch. 0 means no replicas.
-        rounds: Number of rounds, each of which chooses replicas again. The `sweeps` are divided among the rounds.
         cluster: Name of a `Cluster` preset, from which the costs of attention, expert compute and links are taken.
         ranks_per_node: Number of ranks per node. Defaults to the number in the preset.
-        locality: Whether pairs that leave their rank or node have a price. If False, only attention and loads count.
         sweeps: Number of proposed changes per sequence.
-        temperature: Initial temperature divided by the mean cost of one sequence. It falls geometrically to a hundredth of this.
     """
 
     skew_weight: float = 0.1
     redundant: int = 1
-    rounds: int = 3
     cluster: str = "8xh100"
     ranks_per_node: int | None = None
-    locality: bool = True
     sweeps: int = 500
-    temperature: float = 0.03
 
     def __post_init__(self) -> None:
-        for name, least in (("redundant", 0), ("rounds", 1), ("sweeps", 0)):
+        for name, least in (("redundant", 0), ("sweeps", 0)):
             whole(getattr(self, name), f"{name} of ExpertAware", least, 10**6)
         real(self.skew_weight, "skew_weight of ExpertAware", 0.0, 1.0, open_low=False)
-        real(self.temperature, "temperature of ExpertAware")
-        flag(self.locality, "locality of ExpertAware")
         Cluster.preset(self.cluster, num_ranks=1, ranks_per_node=self.ranks_per_node)
 
     def solve(
@@ -95,7 +91,7 @@ class ExpertAware(PackSolver):
         high_Q = np.searchsorted(group_Q, group_Q, side="right")
         len_X, attention_X, place_Q = _padded(trace.seq_len_Q), _padded(value.attention_Q), np.argsort(order_Q)
         terms = kernels.Terms(value.window_s, self.skew_weight * value.pair_s, budget, room)
-        rounds = self.rounds if value.foresees else 1
+        rounds = _ROUNDS if value.foresees else 1
         for i in range(rounds):
             send_QG = value.send_QG(best[1])
             micro_step_Q, rank_Q = (array.astype(np.int64) for array in best)
@@ -103,7 +99,7 @@ class ExpertAware(PackSolver):
             kernels.anneal(
                 kernels.Sequences(len_X, attention_X, value.pairs_XLG, _padded(send_QG), order_Q, place_Q, low_Q, high_Q),
                 terms, num_proposals,
-                self.temperature * value.seconds(*best, send_QG) / trace.Q, np.uint64((seed + i) % 2**64), micro_step_Q, rank_Q,
+                _HEAT * value.seconds(*best, send_QG) / trace.Q, np.uint64((seed + i) % 2**64), micro_step_Q, rank_Q,
                 rank_tokens(trace.seq_len_Q, *best, num_ranks),
             )  # fmt: skip
             found = micro_step_Q.astype(np.int32), rank_Q.astype(np.int32)
@@ -124,7 +120,7 @@ class ExpertAware(PackSolver):
 
     def _value(self, trace: RoutingTrace, num_ranks: int, home_LE: Array | None) -> PackValue:
         cluster = Cluster.preset(self.cluster, num_ranks=num_ranks, ranks_per_node=self.ranks_per_node)
-        return PackValue(trace, cluster, home_LE, self.skew_weight, self.locality, self.redundant)
+        return PackValue(trace, cluster, home_LE, self.skew_weight, self.redundant)
 
 
 def _padded(array_Q: Array) -> Array:

@@ -32,9 +32,7 @@ _BLOCK = 512
 class PackValue:
     """Tables of one trace on one cluster, from which prices of packings are computed. `ExpertAware` describes the options."""
 
-    def __init__(
-        self, trace: RoutingTrace, cluster: Cluster, home_LE: Array | None, skew_weight: float, locality: bool, redundant: int
-    ) -> None:
+    def __init__(self, trace: RoutingTrace, cluster: Cluster, home_LE: Array | None, skew_weight: float, redundant: int) -> None:
         model, G, E = model_of(trace), cluster.num_ranks, trace.num_experts
         passes, window_passes = 1.0 + cluster.backward_ratio, 1.0 + cluster.window_backward_ratio
         self.skew_weight, prices = skew_weight, pair_prices(model, cluster)
@@ -48,20 +46,20 @@ class PackValue:
         # exceeds the mean. Exchanges also wait for the latter; see `pair_prices`.
         self.window_s = trace.L * window_passes / cluster.attention_flops_per_s
         self.work_s = passes * (model.flops_per_pair / cluster.expert_flops_per_s + pair_overhead_seconds(model, cluster))
-        self.pair_s = self.work_s + locality * _EXCHANGES * prices.late_s
+        self.pair_s = self.work_s + _EXCHANGES * prices.late_s
         self.micro_step_s = trace.L * (
             _EXCHANGES * cluster.exchange_latency_s
             + (cluster.slot_overhead_s + cluster.backward_slot_s) * -(-E // G)
             + window_passes * cluster.layer_overhead_s
         )
-        peer_s, rdma_s = locality * _EXCHANGES * prices.peer_s, locality * _EXCHANGES * prices.rdma_s
+        peer_s, rdma_s = _EXCHANGES * prices.peer_s, _EXCHANGES * prices.rdma_s
         pairs_QG = self.pairs_XLG[:-1].sum(axis=1, dtype=np.float64)
         node_QG = pairs_QG @ (cluster.node_of_rank_G[:, None] == cluster.node_of_rank_G).astype(np.float64)
         self._send_QG = rdma_s * (pairs_QG.sum(axis=1, keepdims=True) - node_QG) + peer_s * (node_QG - pairs_QG)
         self._node_G = cluster.node_of_rank_G.astype(np.int64)
         self._num_replicas_V = np.minimum(redundant * np.bincount(self._node_G), E)
         # A rank's own replicas change with every micro-step, so gathering sequences on a rank gains nothing.
-        self.foresees = bool(locality and redundant > 0 and cluster.num_nodes > 1)
+        self.foresees = redundant > 0 and cluster.num_nodes > 1
         if self.foresees:
             sample_J = np.unique(np.linspace(0, trace.L - 1, min(trace.L, _SAMPLED_LAYERS)).round().astype(np.int64))
             self._nearer_s = (rdma_s - peer_s) * trace.L / len(sample_J)

@@ -7,7 +7,7 @@ import numpy as np
 
 from foremoe.base.arrays import Array
 from foremoe.base.compiled import kernel
-from foremoe.base.fields import flag, whole
+from foremoe.base.fields import whole
 from foremoe.solvers.base import RowSolver
 
 # Letters: G ranks, B base slots, R redundant slots, S = B + R, E experts.
@@ -16,7 +16,6 @@ from foremoe.solvers.base import RowSolver
 class Options(NamedTuple):
     node_only: bool  # whether replicas must stay inside their home's node
     min_pairs: int  # minimum number of pairs of a replica
-    best_fit: bool  # whether a piece goes to the receiver whose room it fills best
 
 
 class _Case(NamedTuple):
@@ -60,20 +59,13 @@ def _spill(target, case, options, expert_GS, quota_GS):
             while now_G[g] > target:
                 # A rank may fall below the target if `min_pairs` makes a piece larger than the excess.
                 want = min(max(now_G[g] - target, min_pairs), np.int64(quota_GS[g, b]))
-                at, room = -1, np.int64(0)
-                for k in range(first, last):
-                    r = open_G[k]
-                    other = target - now_G[r]
-                    if at >= 0 and (not options.best_fit or other < want):
-                        break
-                    if (options.node_only and node_G[r] != node_G[g]) or (at >= 0 and other == room):
-                        continue
-                    at, room = k, other
-                amount = min(want, room)
-                if amount < min_pairs:
+                at = first
+                while at < last and options.node_only and node_G[open_G[at]] != node_G[g]:
+                    at += 1
+                if at == last or min(want, target - now_G[open_G[at]]) < min_pairs:
                     break
                 r = open_G[at]
-                s = num_base
+                amount, s = min(want, target - now_G[r]), num_base
                 while expert_GS[r, s] >= 0:
                     s += 1
                 expert_GS[r, s], quota_GS[r, s] = expert_GS[g, b], amount
@@ -137,16 +129,12 @@ class Quota(RowSolver):
 
     Attributes:
         min_pairs: Minimum number of pairs of a replica. 0 means that there is no minimum.
-        best_fit: Whether a piece of load goes to the receiver whose room it fills best, instead of the receiver with the most
-            room. This balances better than the rule in the paper.
     """
 
     min_pairs: int = 0
-    best_fit: bool = False
 
     edit = staticmethod(quota_row)
     Options = Options
 
     def __post_init__(self) -> None:
         whole(self.min_pairs, "min_pairs of Quota", 0, 2**31 - 1)
-        flag(self.best_fit, "best_fit of Quota")
