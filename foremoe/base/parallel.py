@@ -47,6 +47,12 @@ def row_runner(
         _RUNNER.reset(token)
 
 
+def shared_block(num_rows: int, most: int) -> int:
+    """Returns a number of rows per block, at most `most`, with which each thread gets about four blocks."""
+    num_threads = (_RUNNER.get() or RowRunner()).num_threads
+    return most if num_threads == 1 else max(1, min(most, -(-num_rows // (4 * num_threads))))
+
+
 def for_rows(block: Callable[[int, int], object], num_rows: int, rows_per_block: int = 256, *, whole: bool = False) -> Array:
     """Calls ``block(low, high)`` for all blocks of rows. Returns bool [N], which is False for rows that a cancellation skipped.
 

@@ -16,7 +16,7 @@ from numba.core.errors import NumbaError, UnsupportedBytecodeError
 from foremoe.base.arrays import Array
 from foremoe.base.compiled import kernel
 from foremoe.base.errors import InputError
-from foremoe.base.parallel import for_rows
+from foremoe.base.parallel import for_rows, shared_block
 from foremoe.levels import RankSolver
 from foremoe.problem.laws import placement_violations
 from foremoe.problem.placement import Placement, Stop
@@ -42,7 +42,7 @@ def edit_rows(start: Placement, rows: Callable[[int, int, Array, Array], object]
     """Returns `start`, edited by ``rows(low, high, expert_NGS, quota_NGS)``. Rows that a cancellation skips are unchanged."""
     expert_NGS, quota_NGS = start.expert_NGS.copy(), start.quotas_NGS.copy()
     # A row of many ranks takes up to a quarter of a second. A block has few such rows, so that a cancellation takes effect soon.
-    block = max(1, min(256, 4096 // expert_NGS.shape[1]))
+    block = shared_block(len(expert_NGS), max(1, min(256, 4096 // expert_NGS.shape[1])))
     done_N = for_rows(lambda low, high: rows(low, high, expert_NGS, quota_NGS), len(expert_NGS), block)
     return Placement(expert_NGS=expert_NGS, quota_NGS=quota_NGS, stop_N=np.where(done_N, Stop.DONE, Stop.CANCELLED))
 

@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import foremoe
 from foremoe.base.errors import InputError
 from foremoe.base.hardware import cores
 from foremoe.base.parallel import for_rows, row_runner
+from foremoe.solvers.base import edit_rows
 
 
 @given(st.integers(0, 60), st.integers(1, 9), st.integers(1, 4))
@@ -72,3 +74,14 @@ def test_runners_nest_and_end() -> None:
         assert runner.num_threads == cores() >= 1
     with pytest.raises(InputError, match="num_threads must be a whole number of at least 1; got 0"), row_runner(0):
         pass
+
+
+@pytest.mark.parametrize(("num_ranks", "num_rows"), [(64, 32), (8, 192), (64, 1500)])
+def test_the_rows_that_one_rank_plans_are_shared_by_its_threads(num_ranks: int, num_rows: int) -> None:
+    """A few layers of all micro-steps: EP64 with one layer, EP8 with six."""
+    slots_NGS = np.full((num_rows, num_ranks, 2), -1, np.int16)
+    start = foremoe.Placement(expert_NGS=slots_NGS, quota_NGS=np.zeros_like(slots_NGS, np.int32))
+    blocks = []
+    with row_runner(8):
+        edit_rows(start, lambda low, high, *placed: blocks.append(high - low))
+    assert len(blocks) >= 24 and max(blocks) <= 64
