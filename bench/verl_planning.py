@@ -41,9 +41,23 @@ from foremoe.workload.workload import Workload
 PLANNER, MICRO_STEPS, TOKENS = "foremoe", 32, 8192
 # Control messages go over TCP between hosts, not over the links that experts' tokens take.
 BYTES_PER_S, MESSAGE_S = 1e9, 100e-6
-PREFETCH, REPEATS = 2, 3
+PREFETCH = 2
 
-CASES = {"ep64": ("qwen3-30b-a3b", 64), "ep64-94": ("qwen3-235b-a22b", 64), "ep8": ("qwen3-30b-a3b", 8)}  # model, EP ranks
+
+class Job(NamedTuple):
+    """An EP group's model, ranks, redundant slots and dispatch, and how often it is measured."""
+
+    model: str
+    num_ranks: int
+    redundant: int = 1
+    dispatch: str = "pairs"
+    repeats: int = 3
+
+
+CASES = {
+    "ep64": Job("qwen3-30b-a3b", 64), "ep64-94": Job("qwen3-235b-a22b", 64), "ep8": Job("qwen3-30b-a3b", 8),
+    "ep64-94-node": Job("qwen3-235b-a22b", 64, 6, "node", 1),
+}  # fmt: skip
 PARTS = {
     "count": "count the routing of own tokens",
     "counts": "exchange counts",
@@ -113,13 +127,13 @@ class OneRank(Group):
         self.start()
 
 
-def a_task(model: Model, stage: str, num_ranks: int, num_micro_steps: int, num_layers: int) -> sharing.PlanningTask:
+def a_task(job: Job, stage: str, num_micro_steps: int, num_layers: int) -> sharing.PlanningTask:
     """A model on 8xh100 nodes, in an update with full recomputation of every layer."""
-    update = stage == "update"
+    model, update = Model.preset(job.model), stage == "update"
     schedule = Schedule.accumulate(num_micro_steps, True) if update else Schedule.forward_only(num_micro_steps)
     return sharing.PlanningTask(
-        model=model, cluster=Cluster.preset("8xh100", num_ranks=num_ranks), stage=stage, schedule=schedule, redundant=1,
-        cost=CostModel(),
+        model=model, cluster=Cluster.preset("8xh100", num_ranks=job.num_ranks, dispatch=job.dispatch), stage=stage,
+        schedule=schedule, redundant=job.redundant, cost=CostModel(),
         moe_layer_L=model.moe_layer_L[:num_layers],
         home_LE=np.tile(np.arange(model.num_experts, dtype=np.int32), (num_layers, 1)),
     )  # fmt: skip
@@ -165,11 +179,11 @@ def best_of(runs: list[Measured]) -> Measured:
     )
 
 
-def measured(model: Model, work: Workload, stage: str, num_threads: int) -> Measured:
+def measured(job: Job, work: Workload, stage: str, num_threads: int) -> Measured:
     """One rank's part in planning a stage."""
     M, L, G, E = work.load_MLGE.shape
     clock = time.process_time if num_threads == 1 else time.perf_counter
-    task, planner = a_task(model, stage, G, M, L), resolve(PLANNER)
+    task, planner = a_task(job, stage, M, L), resolve(PLANNER)
     layers_G = [list(range(g, L, G)) for g in range(G)]
 
     def plan_layers(of: sharing.PlanningTask, some: Workload, layers: list[int]) -> tuple[float, tuple[Plan, Array]]:
@@ -178,9 +192,9 @@ def measured(model: Model, work: Workload, stage: str, num_threads: int) -> Meas
         made = sharing._plan_layers(planner, of.problem(mine, np.array(layers)), num_threads, Event())
         return clock() - begin, made
 
-    plan_layers(a_task(model, stage, G, 1, L), work[:1], [0])  # loads the kernels
+    plan_layers(a_task(job, stage, 1, L), work[:1], [0])  # loads the kernels
     plan_G, made = zip(*(plan_layers(task, work, layers) for layers in layers_G if layers), strict=True)
-    first_s, _ = plan_layers(a_task(model, stage, G, 1, L), work[:1], layers_G[0])
+    first_s, _ = plan_layers(a_task(job, stage, 1, L), work[:1], layers_G[0])
 
     mine_MLE, tokens_M = work.load_MLGE[:, :, 0], work.tokens_MG[:, 0].astype(np.int64)
     parts = [("", part.header.planner, sharing._arrays_of(part)) for part, _ in made] + [("", "", {})] * (G - len(made))
@@ -247,12 +261,11 @@ def counted_s(M: int, L: int, E: int, num_tokens: int, num_topk: int, num_thread
 
 def case_table(name: str, num_micro_steps: int, tokens: int) -> str:
     """One EP group: update and recompute, and the update with two threads."""
-    model, G = CASES[name]
+    job = CASES[name]
+    model, G = job.model, job.num_ranks
     work = synthetic_workload(model, num_ranks=G, tokens_per_rank=tokens, micro_steps=num_micro_steps, seed=0)
     kinds = {"update": ("update", 1), "recompute": ("recompute", 1), "update, 2 threads, wall": ("update", 2)}
-    runs = {
-        kind: best_of([measured(Model.preset(model), work, *options) for _ in range(REPEATS)]) for kind, options in kinds.items()
-    }
+    runs = {kind: best_of([measured(job, work, *options) for _ in range(job.repeats)]) for kind, options in kinds.items()}
     one = runs["update"]
     rows = []
     for part, what in PARTS.items():
@@ -270,7 +283,8 @@ def case_table(name: str, num_micro_steps: int, tokens: int) -> str:
     hidden_s = later * one.work_s["count"] + max(one.work_s["plan"] - one.first_s, 0.0)
     agreed_s = (num_micro_steps - 1) * (G - 1) * MESSAGE_S
     return (
-        f"## {name}: {model}, {work.L} layers, {num_micro_steps} micro-steps, {G} ranks\n\n{table}\n\nUpdate: a rank plans"
+        f"## {name}: {model}, {work.L} layers, {num_micro_steps} micro-steps, {G} ranks, R = {job.redundant}, {job.dispatch}"
+        f" dispatch, best of {job.repeats}\n\n{table}\n\nUpdate: a rank plans"
         f" {num_layers} layer{'s' * (num_layers != 1)} in {min(one.plan_G):.3f} to {max(one.plan_G):.3f} s, micro-step 0 of"
         f" them in {one.first_s:.3f} s. Counting and planning the other micro-steps while the pass runs would hide"
         f" {hidden_s:.3f} s, {hidden_s / one.stage_s:.1%} of the stage; agreeing on each of them, one gather before each, would"
@@ -291,8 +305,8 @@ def main() -> None:
     torch.set_num_threads(1)
     about = (
         f"Measured on: {hardware()}. Command: `python -m bench.verl_planning`. {args.tokens} tokens per rank and"
-        f" micro-step, regime mid, `{PLANNER}` under `time`, R = 1, the update with every layer re-forwarded. CPU seconds of one"
-        f" rank of the EP group with one thread, best of {REPEATS}; planning is that of the slowest rank, for which all"
+        f" micro-step, regime mid, `{PLANNER}` under `time`, the update with every layer re-forwarded. CPU seconds of one"
+        f" rank of the EP group with one thread; planning is that of the slowest rank, for which all"
         f" wait. Network: modelled, {BYTES_PER_S / 1e9:g} GB/s and {MESSAGE_S * 1e6:g} us per peer and message. A stage's length"
         " is the cost model's, uncalibrated. Laying out the routing (veRL's own code) and what backends prepare are not in it."
     )

@@ -1,10 +1,26 @@
 #!/usr/bin/env bash
-# GRPO of Qwen3-30B-A3B on one node of 8 GPUs with veRL 0.9 and its Megatron engine, router replay R3, and foremoe.
+# GRPO of Qwen3-30B-A3B on nodes of 8 GPUs with veRL 0.9 and its Megatron engine, router replay R3, and foremoe.
 # A recipe to start from: it has not been run (no GPU was at hand); model, data and batch sizes are the usual ones of such runs.
+#
+#   DATA=... examples/verl_qwen3_30b_a3b.sh             # 1 node: EP8, Megatron's all-to-all
+#   DATA=... NODES=2 examples/verl_qwen3_30b_a3b.sh     # 2 nodes: EP16, DeepEP, which must be installed
+#   DATA=... NODES=8 EP=32 TP=4 PP=2 SLOTS=6 MODEL=Qwen/Qwen3-235B-A22B examples/verl_qwen3_30b_a3b.sh
 set -euo pipefail
 
 MODEL=${MODEL:-Qwen/Qwen3-30B-A3B}
 DATA=${DATA:?folder with train.parquet and test.parquet}
+NODES=${NODES:-1} TP=${TP:-2} PP=${PP:-1}
+EP=${EP:-$((8 * NODES / PP))}
+
+# Across nodes, DeepEP sends a token once to each node. foremoe sees which dispatcher is set, and plans for it.
+dispatcher=()
+if [ "$EP" -gt 8 ]; then
+    dispatcher=(
+        +actor_rollout_ref.actor.megatron.override_transformer_config.moe_token_dispatcher_type=flex
+        +actor_rollout_ref.actor.megatron.override_transformer_config.moe_enable_deepep=True
+        +actor_rollout_ref.actor.megatron.override_transformer_config.moe_router_dtype=fp32
+    )
+fi
 
 options=(
     # The algorithm and the data.
@@ -17,17 +33,19 @@ options=(
     actor_rollout_ref.model.path="$MODEL"
     actor_rollout_ref.rollout.n=8
 
-    # The actor trains on Megatron-Core: eight ranks are one EP group, tokens are split over pairs of them.
+    # The actor trains on Megatron-Core: by default, all ranks are one EP group, and tokens are split over pairs of them.
     model_engine=megatron
-    actor_rollout_ref.actor.megatron.expert_model_parallel_size=8
+    actor_rollout_ref.actor.megatron.expert_model_parallel_size="$EP"
     actor_rollout_ref.actor.megatron.expert_tensor_parallel_size=1
-    actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2
+    actor_rollout_ref.actor.megatron.tensor_model_parallel_size="$TP"
+    actor_rollout_ref.actor.megatron.pipeline_model_parallel_size="$PP"
     actor_rollout_ref.actor.megatron.sequence_parallel=True
     actor_rollout_ref.actor.megatron.param_offload=True
     actor_rollout_ref.actor.megatron.optimizer_offload=True
     actor_rollout_ref.actor.ppo_mini_batch_size=64
     actor_rollout_ref.actor.use_dynamic_bsz=True
     actor_rollout_ref.actor.ppo_max_token_len_per_gpu=16384
+    "${dispatcher[@]}"
 
     # Rollout by vLLM.
     actor_rollout_ref.rollout.name=vllm
@@ -37,16 +55,16 @@ options=(
     actor_rollout_ref.rollout.enable_rollout_routing_replay=True
     actor_rollout_ref.actor.megatron.router_replay.mode=R3
 
-    # foremoe's two: an engine config that knows one more key, and one slot per GPU for replicas of hot experts.
+    # foremoe's two: an engine config that knows one more key, and slots per GPU for replicas of hot experts (`foremoe advise`).
     actor_rollout_ref.actor.megatron._target_=foremoe.integrations.verl.EngineConfig
-    +actor_rollout_ref.actor.megatron.foremoe.redundant=1
+    +actor_rollout_ref.actor.megatron.foremoe.redundant="${SLOTS:-1}"
     # Micro-batches whose samples want different experts, within each rank's share of a mini-batch.
     # +actor_rollout_ref.actor.megatron.foremoe.packing=True
     # Keep every stage's counts, to compare strategies off line: foremoe compare FILE
     # +actor_rollout_ref.actor.megatron.foremoe.dump="$PWD/foremoe-workloads"
 
     trainer.n_gpus_per_node=8
-    trainer.nnodes=1
+    trainer.nnodes="$NODES"
     trainer.logger='["console"]'
     trainer.total_epochs=1
 )
