@@ -32,7 +32,7 @@ FILES = ("prefill_in1024", "decode_in1000out1000", "prefill_in1800out100")
 # A skew of 3.4 at EP8, as measured for Moonlight (64 experts, top-6), whose shape DeepSeek-V2-Lite has.
 MOONLIGHT = Regime(sigma=0.6, groups=8, group_std=1.25, kappa=64.0, walk_std=0.15, domain_std=0.4, sequence_std=0.4)
 EVEN = Regime(sigma=0.0, kappa=1e9, walk_std=0.0, domain_std=0.0, sequence_std=0.0, source_kappa=1e9)
-NUMBERS = (1, 2, 4, 8, 16)
+NUMBERS = (1, 2, 4, 6, 8)
 RIVALS = ("eplb-step", "eplb-exact", "quota", "echo", "moonep", "llep", "least_loaded", "lplb", "greedy")
 DISPATCHES = ("pairs", "node")
 GPT_OSS = ("gpt_oss_20b_decode.npz",)

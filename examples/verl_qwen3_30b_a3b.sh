@@ -4,13 +4,20 @@
 #
 #   DATA=... examples/verl_qwen3_30b_a3b.sh             # 1 node: EP8, Megatron's all-to-all
 #   DATA=... NODES=2 examples/verl_qwen3_30b_a3b.sh     # 2 nodes: EP16, DeepEP, which must be installed
-#   DATA=... NODES=8 EP=32 TP=4 PP=2 SLOTS=6 MODEL=Qwen/Qwen3-235B-A22B examples/verl_qwen3_30b_a3b.sh
+#   DATA=... NODES=8 EP=32 TP=4 PP=2 ROLLOUT_TP=8 SLOTS=6 MODEL=Qwen/Qwen3-235B-A22B examples/verl_qwen3_30b_a3b.sh \
+#       actor_rollout_ref.rollout.gpu_memory_utilization=0.85
+#
+# For several nodes, start Ray on all of them, and run this on its head.
 set -euo pipefail
 
 MODEL=${MODEL:-Qwen/Qwen3-30B-A3B}
 DATA=${DATA:?folder with train.parquet and test.parquet}
 NODES=${NODES:-1} TP=${TP:-2} PP=${PP:-1}
 EP=${EP:-$((8 * NODES / PP))}
+if ((8 * NODES % (TP * PP) || 8 * NODES % (EP * PP) || 128 % EP)); then
+    echo "TP * PP = $((TP * PP)) and EP * PP = $((EP * PP)) must divide $((8 * NODES)) GPUs, and EP = $EP 128 experts." >&2
+    exit 1
+fi
 
 # Across nodes, DeepEP sends a token once to each node. foremoe sees which dispatcher is set, and plans for it.
 dispatcher=()
@@ -33,7 +40,7 @@ options=(
     actor_rollout_ref.model.path="$MODEL"
     actor_rollout_ref.rollout.n=8
 
-    # The actor trains on Megatron-Core: by default, all ranks are one EP group, and tokens are split over pairs of them.
+    # The actor trains on Megatron-Core: by default, all ranks of a pipeline stage are one EP group, and tokens are split over pairs of them.
     model_engine=megatron
     actor_rollout_ref.actor.megatron.expert_model_parallel_size="$EP"
     actor_rollout_ref.actor.megatron.expert_tensor_parallel_size=1
@@ -49,7 +56,7 @@ options=(
 
     # Rollout by vLLM.
     actor_rollout_ref.rollout.name=vllm
-    actor_rollout_ref.rollout.tensor_model_parallel_size=4
+    actor_rollout_ref.rollout.tensor_model_parallel_size="${ROLLOUT_TP:-4}"
 
     # veRL's own two settings for router replay: rollout hands over the experts of every token, training replays them.
     actor_rollout_ref.rollout.enable_rollout_routing_replay=True

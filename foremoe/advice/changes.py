@@ -75,15 +75,17 @@ class Advice:
     def best(self) -> Change | None:
         """The recommended change, or None if no change gains 1 %.
 
-        A change that makes the case fit into memory has priority, then the number of slots, then the change with the largest
-        gain. Slots have priority over other changes because they work in every trainer. `choose_slots` finds the number of slots.
+        A change that makes the case fit into memory has priority, first of all activation recomputation. The number of slots
+        comes next, then the change with the largest gain. Slots have priority over other changes because they work in every
+        trainer. `choose_slots` finds the number of slots. Layouts that do not fit are not recommended.
         """
         if not self.fit.fits:
-            fitting = [change for change in self.changes if change.name == RECOMPUTE and change.fits]
-            if fitting:
-                return fitting[0]
+            cures = [change for change in self.changes if change.fits and (change.name == RECOMPUTE or change.cost == LAYOUT)]
+            if cures:
+                return min(cures, key=lambda change: change.name != RECOMPUTE)
         memory = (RECOMPUTE, DO_NOT_RECOMPUTE)
-        possible = [change for change in self.changes if change.fits or not (self.fits_bare or change.name in memory)]
+        of_memory = [change for change in self.changes if change.name in memory or change.cost == LAYOUT]
+        possible = [change for change in self.changes if change.fits or not (self.fits_bare or change in of_memory)]
         paying = [change for change in possible if change.speedup >= 1.0 + LEAST_GAIN]
         slots = [change for change in paying if change.name == f"R = {self.slots.redundant}"]
         others = [change for change in paying if not _of_slots(change)]
@@ -108,14 +110,14 @@ class Advice:
             longer = f"the stage would take {over(1.0, self.speedup) - 1.0:.1%} longer"
             return f"do not use foremoe here: {longer if self.speedup < 1.0 else f'it would gain {most - 1.0:.1%}'}"
         if best is None:
-            where = "" if any(change.cost == _LAYOUT for change in self.changes) else " with these micro-steps and ranks"
+            where = "" if any(change.cost == LAYOUT for change in self.changes) else " with these micro-steps and ranks"
             return f"nothing to change{where}: {self.beside_even}{unfit}"
-        if best.name == RECOMPUTE:
+        if best.name == RECOMPUTE or (best.cost == LAYOUT and not self.fit.fits):
             return f"{best.name}: the stage does not fit without it ({best.cost})"
         return f"{best.name}: {best.speedup - 1.0:.1%} more tokens per second ({best.cost}){unfit}"
 
 
-_LAYOUT = "another layout"  # cost of the cases in `redealt`, which not every command tries
+LAYOUT = "another layout"  # cost of the cases in `redealt`, which not every command tries
 RECOMPUTE, DO_NOT_RECOMPUTE = "turn on activation recomputation", "turn off activation recomputation"
 
 
@@ -152,7 +154,7 @@ def advise(
     if slots is None:
         slots = choose_slots(problem, trainer=trainer, num_threads=num_threads)
     of_slots_s = {f"R = {option.redundant}": option.stage_s for option in slots.options}  # simulated already
-    tried = list(_changes(case, slots)) + [(name, _LAYOUT, other) for name, other in (redealt or {}).items()]
+    tried = list(_changes(case, slots)) + [(name, LAYOUT, other) for name, other in (redealt or {}).items()]
     now_s, changes = stage_seconds(case, case, num_threads=num_threads), list[Change]()
     bare = case._replace(problem=dataclasses.replace(problem, redundant=0))
     for i, (name, cost, other) in enumerate(tried):

@@ -62,19 +62,19 @@ def choose_slots(
     problem: Problem, *, trainer: Trainer | None = None, num_threads: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> SlotChoice:  # fmt: skip
-    """Chooses the number of redundant slots per rank, from 0, 1, 2, 3, 4, 6, 8, 12 and so on.
+    """Chooses the number of redundant slots per rank: 0, a power of two, or a number halfway between two of them, such as 6.
 
     For each number, plans and simulates a sample of 6 micro-steps and 12 layers, without moving homes. A larger number is chosen
     if each further slot shortens the simulated stage by `LEAST_GAIN` and the buffers fit into a rank's memory.
 
-    Numbers are doubled until one is not chosen. With several nodes, a few slots may gain nothing although more slots gain much.
-    The search then also tries the next number, and all powers of two up to B, the number of experts at home on a rank. Finally,
-    the numbers halfway to the neighbouring powers of two are tried.
+    Powers of two are tried first, until one is not chosen. With several nodes, a few slots may gain nothing although more slots
+    gain much. The search then also tries the next power, and all powers up to B, the number of experts at home on a rank. Then
+    the numbers halfway below a power are tried if they may be better.
 
     Args:
         problem: Problem to choose slots for. The number of slots that it has is ignored.
         trainer: Optimizer state and number of EP groups that share it, as for `rank_memory`.
-        progress: Function that is called with (numbers tried, numbers to try).
+        progress: Function that is called with (numbers tried, numbers to try at most).
 
     Raises:
         InputError: The problem has no counts by source rank, which the simulator needs.
@@ -106,30 +106,34 @@ def choose_slots(
             redundant=redundant, stage_s=stage_s, speedup=speedup, buffer_bytes=buffers, fits=fits
         )  # fmt: skip
         if progress is not None:
-            progress(min(len(options), len(numbers)), len(numbers))
+            progress(len(options), max(len(options), len(numbers)))
         return options[redundant]
 
-    def pays(fewer: int, more: int) -> bool:
-        saved_s = options[fewer].stage_s - options[more].stage_s
-        return saved_s >= LEAST_GAIN * (more - fewer) * options[more].stage_s
+    def pays(fewer: int, more: int, stage_s: float) -> bool:
+        return options[fewer].stage_s - stage_s >= LEAST_GAIN * (more - fewer) * stage_s
 
     attempt(0)
     for redundant in numbers[1:]:
         option = attempt(redundant)
         if not option.fits or not option.stage_s:
             break
-        if pays(best, redundant):
+        if pays(best, redundant, option.stage_s):
             best, vain = redundant, False
         elif bare.cluster.num_nodes == 1 or bare.replicas == "node" or (vain and redundant >= bare.B):
             break
         else:
             vain = True
-    fewer, more = best * 3 // 4, best * 3 // 2
-    if more <= most and more not in options and attempt(more).fits and pays(best, more):
-        best = more
-    elif fewer not in options:
+    power = best
+    for more in [redundant for redundant in options if redundant > power]:
+        between = more * 3 // 4
+        # The stage with fewer slots than `more` is not expected to be shorter.
+        if between not in options and pays(best, between, options[more].stage_s):
+            option = attempt(between)
+            best = between if option.fits and pays(best, between, option.stage_s) else best
+    fewer = power * 3 // 4
+    if best == power and fewer not in options:
         attempt(fewer)
-        best = best if pays(fewer, best) else fewer
+        best = power if pays(fewer, power, options[power].stage_s) else fewer
     in_order = tuple(option for _, option in sorted(options.items()))
     return SlotChoice(problem=dataclasses.replace(problem, redundant=best), options=in_order)
 

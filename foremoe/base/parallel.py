@@ -48,7 +48,7 @@ def row_runner(
 
 
 def shared_block(num_rows: int, most: int) -> int:
-    """Returns a number of rows per block, at most `most`, with which each thread gets about four blocks."""
+    """Returns a number of rows per block, at most `most`. With several threads, each gets at least about four blocks."""
     num_threads = (_RUNNER.get() or RowRunner()).num_threads
     return most if num_threads == 1 else max(1, min(most, -(-num_rows // (4 * num_threads))))
 

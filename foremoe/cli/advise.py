@@ -73,10 +73,10 @@ def _redealt(options: CaseOptions, ranks: int, redundant: int) -> dict[str, Case
     """Builds cases from the same routing and ranks, with longer micro-steps, smaller EP groups or larger ones."""
     tokens = options.tokens_per_rank or DEFAULT_TOKENS_PER_RANK
     groups = options.trainer.data_parallel or 1
-    tried = {
-        f"{2 * tokens} tokens a rank and micro-step": (dataclasses.replace(options, tokens_per_rank=2 * tokens), groups),
-        **{f"EP {ranks // n}": (dataclasses.replace(options, ranks=ranks // n), n * groups) for n in SMALLER if ranks % n == 0},
-    }
+    tried = {f"{2 * tokens} tokens a rank and micro-step": (dataclasses.replace(options, tokens_per_rank=2 * tokens), groups)}
+    for n in SMALLER:
+        if ranks % n == 0 and ranks > n:
+            tried[f"EP {ranks // n}"] = dataclasses.replace(options, ranks=ranks // n), n * groups
     if groups % 2 == 0:
         tried[f"EP {2 * ranks}"] = dataclasses.replace(options, ranks=2 * ranks), groups // 2
     out = {}

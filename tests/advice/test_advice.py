@@ -31,7 +31,8 @@ def posed(regime: str | Regime, *, layers: int = 3, micro_steps: int = 3, dispat
 def test_slots_are_taken_while_each_shortens_the_stage_by_a_hundredth() -> None:
     chosen = choose_slots(posed("gpt-oss-math-like"))
     numbers = [option.redundant for option in chosen.options]
-    assert numbers == sorted({*numbers, 0, 1, 2}) and chosen.redundant in numbers
+    assert numbers == sorted(numbers) and {0, 1, 2} <= {*numbers} <= {0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32}
+    assert chosen.redundant in numbers
     speed = {option.redundant: option.speedup for option in chosen.options}
     assert speed[chosen.redundant] > 1.3
     last = numbers[-1]
@@ -61,6 +62,13 @@ def test_numbers_that_gain_nothing_are_passed_where_more_gain_much() -> None:
     assert speed[2] > 1.2 and speed[4] < speed[2] + 0.02 and speed[8] > 1.5
     # Six slots and two homes on each of 16 ranks hold all 128 experts, so that two more slots gain nothing.
     assert chosen.redundant == 6 and speed[6] > 0.98 * speed[8]
+    # Where eight do not fit, six are not passed over.
+    buffers = {option.redundant: option.buffer_bytes for option in chosen.options}
+    home = dataclasses.replace(problem, redundant=0)
+    peak = foremoe.problem.memory.fit(home, home.static(), trainer=Trainer()).peak_bytes
+    room = dataclasses.replace(problem.cluster, memory_bytes=peak + 2 * buffers[6] + buffers[1])
+    tight = choose_slots(dataclasses.replace(problem, cluster=room))
+    assert [(o.redundant, o.fits) for o in tight.options][-2:] == [(6, True), (8, False)] and tight.redundant == 6
     inside = choose_slots(dataclasses.replace(problem, replicas="node"))
     assert [option.redundant for option in inside.options] == [0, 1] and inside.redundant == 0
 
@@ -170,3 +178,15 @@ def test_more_micro_steps_are_compared_by_tokens() -> None:
     case, half = Case(problem, Trainer()), Case(problem[:2], Trainer())
     assert stage_seconds(half, case) == pytest.approx(stage_seconds(case, case), rel=0.1)
     assert np.isclose(stage_seconds(half, half), stage_seconds(case, case) / 2, rtol=0.2)
+
+
+def test_no_layout_is_recommended_that_does_not_fit_and_one_that_does_is_a_cure() -> None:
+    problem = posed("mid")
+    peak = int(foremoe.problem.memory.peak_bytes(problem, problem.static()).max())
+    small = dataclasses.replace(problem, cluster=dataclasses.replace(problem.cluster, memory_bytes=peak // 8))
+    quick = dataclasses.replace(small, cluster=dataclasses.replace(small.cluster, flops_per_s=2 * small.cluster.flops_per_s))
+    roomy = dataclasses.replace(small, cluster=problem.cluster)
+    told = advise(small, redealt={"quick": Case(quick, Trainer())})
+    assert next(c for c in told.changes if c.name == "quick").speedup > 1.2 and (told.best is None or told.best.name != "quick")
+    told = advise(small, redealt={"quick": Case(quick, Trainer()), "roomy": Case(roomy, Trainer())})
+    assert str(told) == "roomy: the stage does not fit without it (another layout)"

@@ -62,6 +62,13 @@ def test_advice_from_few_micro_steps_says_so() -> None:
     assert "the trace has 1 micro-step; a training step usually has more" in few and "usually has more" not in many
 
 
+@pytest.mark.parametrize(("ranks", "groups"), [("8", {"EP 4", "EP 2"}), ("4", {"EP 2"}), ("2", set())])
+def test_advice_compares_smaller_ep_groups(ranks: str, groups: set[str]) -> None:
+    case = ["--synthetic", "gpt-oss-20b", "--ranks", ranks, "--layers", "0:1", "--tokens-per-rank", "256", "--micro-steps", "2"]
+    tried = {row["change"] for row in json.loads(good(["advise", *case, "--json"]).stdout)["changes"]}
+    assert {name for name in tried if name.startswith("EP ")} == groups
+
+
 def test_advice_is_on_the_default_planner_whatever_was_planned() -> None:
     case = ["--synthetic", "gpt-oss-20b", "--ranks", "4", "--layers", "0:1", "--tokens-per-rank", "8192", "--micro-steps", "4"]
     text = good(["plan", *case, "--redundant", "1", "--planner", "static"]).stdout

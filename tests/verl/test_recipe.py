@@ -14,7 +14,7 @@ from foremoe.integrations.settings import Settings
 RECIPE = Path(__file__).parents[2] / "examples" / "verl_qwen3_30b_a3b.sh"
 
 
-LARGE = {"NODES": "8", "EP": "32", "TP": "4", "PP": "2", "SLOTS": "6", "MODEL": "Qwen/Qwen3-235B-A22B"}
+LARGE = {"NODES": "8", "EP": "32", "TP": "4", "PP": "2", "ROLLOUT_TP": "8", "SLOTS": "6", "MODEL": "Qwen/Qwen3-235B-A22B"}
 
 
 @pytest.mark.parametrize(("sizes", "ep", "dispatcher"), [({}, 8, None), ({"NODES": "2"}, 16, "flex"), (LARGE, 32, "flex")])
@@ -36,12 +36,21 @@ def test_the_recipe_composes(tmp_path, sizes, ep, dispatcher):
     config = OmegaConf.create(done.stdout)
     validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
     actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
-    assert (actor.strategy, actor.megatron.expert_model_parallel_size, actor.megatron.router_replay.mode) == (
-        "megatron",
-        ep,
-        "R3",
-    )
-    assert actor.megatron.override_transformer_config.get("moe_token_dispatcher_type") == dispatcher
-    assert 8 * config.trainer.nnodes % (ep * actor.megatron.pipeline_model_parallel_size) == 0
+    engine, overridden = actor.megatron, actor.megatron.override_transformer_config
+    assert (actor.strategy, engine.router_replay.mode, engine.expert_model_parallel_size) == ("megatron", "R3", ep)
+    tp, pp = int(sizes.get("TP", 2)), int(sizes.get("PP", 1))
+    assert (engine.tensor_model_parallel_size, engine.pipeline_model_parallel_size) == (tp, pp)
+    assert config.trainer.nnodes == int(sizes.get("NODES", 1))
+    assert 8 * config.trainer.nnodes % (ep * pp) == 8 * config.trainer.nnodes % (tp * pp) == 0
+    assert overridden.get("moe_token_dispatcher_type") == dispatcher
+    if dispatcher:
+        assert overridden["moe_enable_deepep"] is True and overridden["moe_router_dtype"] == "fp32"
     slots = int(sizes.get("SLOTS", 1))
     assert actor.megatron.foremoe == Settings(redundant=slots, packing=True, dump=str(tmp_path / "foremoe-workloads"))
+
+
+@pytest.mark.parametrize("sizes", [{"NODES": "3"}, {"NODES": "2", "PP": "3"}, {"NODES": "2", "TP": "32"}])
+def test_sizes_that_megatron_would_refuse_are_refused_at_once(tmp_path, sizes):
+    here = os.environ | sizes | {"DATA": str(tmp_path)}
+    done = subprocess.run(["bash", RECIPE, "--cfg", "job"], env=here, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and "must divide" in done.stderr and len(done.stderr.splitlines()) == 1

@@ -40,7 +40,7 @@ class Anneal(HomeSolver):
 
     Under ``"time"``, if source ranks are known, homes also move closer to their tokens. The objective then adds the time to
     dispatch every expert's pairs and is not smoothed. If replicas may go anywhere, balancing the homes costs more than it saves.
-    Experts are then placed rank by rank, and the excess of the largest rank load counts a tenth. Moving
+    Experts are then placed rank by rank, and the excess of the largest rank load has a weight of 0.1. Moving
     homes closer to tokens gains most after `ExpertAware`, which gathers similar sequences in a node.
 
     Moving experts has a price. The homes of a layer change only if the gain exceeds the price:
