@@ -73,7 +73,7 @@ def problem(
 @functools.cache
 def trace() -> RoutingTrace:
     """96 sequences of a small model's layers."""
-    return synthetic_trace("qwen3-30b-a3b", num_sequences=96, num_layers=2, seed=3)
+    return synthetic_trace("qwen3-30b-a3b", num_sequences=96, num_layers=2, seed=3, regime="mid")
 
 
 def packed(packer: Any) -> Callable[[], Any]:

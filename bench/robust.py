@@ -80,7 +80,8 @@ def loads(micro_steps: int, layers: int) -> dict[str, Problem | None]:
     out: dict[str, Problem | None] = {}
     for tokens in (8192, 1024):
         out[f"Qwen3-30B-A3B, EP 64 of 8xh100, {tokens} tokens per rank (synthetic, mid)"] = synthetic_groups(
-            "qwen3-30b-a3b", num_ranks=64, ep=64, tokens_per_rank=tokens, micro_steps=micro_steps + 1, num_layers=layers
+            "qwen3-30b-a3b", num_ranks=64, ep=64, tokens_per_rank=tokens, micro_steps=micro_steps + 1, num_layers=layers,
+            regime="mid",
         )[0]  # fmt: skip
     recorded: dict[str, tuple[tuple[str, ...], str, int]] = {}
     recorded["gpt-oss-20b, 11 data sets"] = (("gpt_oss_20b_decode.npz",), "gpt-oss-20b", 1024)

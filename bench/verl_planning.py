@@ -263,7 +263,7 @@ def case_table(name: str, num_micro_steps: int, tokens: int) -> str:
     """One EP group: update and recompute, and the update with two threads."""
     job = CASES[name]
     model, G = job.model, job.num_ranks
-    work = synthetic_workload(model, num_ranks=G, tokens_per_rank=tokens, micro_steps=num_micro_steps, seed=0)
+    work = synthetic_workload(model, num_ranks=G, tokens_per_rank=tokens, micro_steps=num_micro_steps, seed=0, regime="mid")
     kinds = {"update": ("update", 1), "recompute": ("recompute", 1), "update, 2 threads, wall": ("update", 2)}
     runs = {kind: best_of([measured(job, work, *options) for _ in range(job.repeats)]) for kind, options in kinds.items()}
     one = runs["update"]

@@ -4,10 +4,11 @@
 #
 #   DATA=... examples/verl_qwen3_30b_a3b.sh             # 1 node: EP8, Megatron's all-to-all
 #   DATA=... NODES=2 examples/verl_qwen3_30b_a3b.sh     # 2 nodes: EP16, DeepEP, which must be installed
-#   DATA=... NODES=8 EP=32 TP=4 PP=2 ROLLOUT_TP=8 SLOTS=6 MODEL=Qwen/Qwen3-235B-A22B examples/verl_qwen3_30b_a3b.sh \
-#       actor_rollout_ref.rollout.gpu_memory_utilization=0.85
+#   DATA=... NODES=8 EP=32 TP=4 PP=2 RECOMPUTE=full ROLLOUT_TP=8 SLOTS=3 MODEL=Qwen/Qwen3-235B-A22B \
+#       examples/verl_qwen3_30b_a3b.sh actor_rollout_ref.rollout.gpu_memory_utilization=0.85
 #
-# For several nodes, start Ray on all of them, and run this on its head.
+# For several nodes, start Ray on all of them, and run this on its head. The last call needs recomputation: `foremoe simulate`
+# puts its update at 52 GB per GPU, and at 158 GB without. Rollout holds 59 GB of weights per GPU in it.
 set -euo pipefail
 
 MODEL=${MODEL:-Qwen/Qwen3-30B-A3B}
@@ -17,6 +18,15 @@ EP=${EP:-$((8 * NODES / PP))}
 if ((8 * NODES % (TP * PP) || 8 * NODES % (EP * PP) || 128 % EP)); then
     echo "TP * PP = $((TP * PP)) and EP * PP = $((EP * PP)) must divide $((8 * NODES)) GPUs, and EP = $EP 128 experts." >&2
     exit 1
+fi
+
+recompute=()
+if [ "${RECOMPUTE:-}" = full ]; then
+    recompute=(
+        +actor_rollout_ref.actor.megatron.override_transformer_config.recompute_granularity=full
+        +actor_rollout_ref.actor.megatron.override_transformer_config.recompute_method=uniform
+        +actor_rollout_ref.actor.megatron.override_transformer_config.recompute_num_layers=1
+    )
 fi
 
 # Across nodes, DeepEP sends a token once to each node. foremoe sees which dispatcher is set, and plans for it.
@@ -40,7 +50,7 @@ options=(
     actor_rollout_ref.model.path="$MODEL"
     actor_rollout_ref.rollout.n=8
 
-    # The actor trains on Megatron-Core: by default, all ranks of a pipeline stage are one EP group, and tokens are split over pairs of them.
+    # The actor trains on Megatron-Core: by default, all ranks of a pipeline stage are one EP group, and tensor-parallel ranks split tokens.
     model_engine=megatron
     actor_rollout_ref.actor.megatron.expert_model_parallel_size="$EP"
     actor_rollout_ref.actor.megatron.expert_tensor_parallel_size=1
@@ -52,6 +62,7 @@ options=(
     actor_rollout_ref.actor.ppo_mini_batch_size=64
     actor_rollout_ref.actor.use_dynamic_bsz=True
     actor_rollout_ref.actor.ppo_max_token_len_per_gpu=16384
+    "${recompute[@]}"
     "${dispatcher[@]}"
 
     # Rollout by vLLM.

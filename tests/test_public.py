@@ -51,7 +51,7 @@ def test_import_needs_neither_torch_nor_numba() -> None:
 
 def test_what_a_notebook_shows_fits_a_line_or_three():
     """Arrays in full would fill pages."""
-    work = foremoe.synthetic_workload("gpt-oss-20b", num_ranks=4, tokens_per_rank=64, micro_steps=2, num_layers=2)
+    work = foremoe.synthetic_workload("gpt-oss-20b", num_ranks=4, tokens_per_rank=64, micro_steps=2, num_layers=2, regime="mid")
     problem = foremoe.Problem.of(work, foremoe.Cluster.preset("8xh100", 4), redundant=1)
     plan, summary = foremoe.Planner().plan(problem)
     for shown in (work, problem, problem.cluster, plan, plan.transfers, summary, foremoe.simulate.simulate(problem, plan)):
@@ -60,7 +60,7 @@ def test_what_a_notebook_shows_fits_a_line_or_three():
 
 def test_a_notebook_shows_fields_and_the_skew_of_a_plan() -> None:
     """Text of the user, such as a model's name, is never markup; the picture has a point for every layer."""
-    work = foremoe.synthetic_workload("gpt-oss-20b", num_ranks=4, tokens_per_rank=64, micro_steps=2, num_layers=3)
+    work = foremoe.synthetic_workload("gpt-oss-20b", num_ranks=4, tokens_per_rank=64, micro_steps=2, num_layers=3, regime="mid")
     model = dataclasses.replace(foremoe.Model.preset("gpt-oss-20b"), name="<b>mine</b>")
     problem = foremoe.Problem.of(work, foremoe.Cluster.preset("8xh100", 4), model=model, redundant=1)
     plan, _ = foremoe.Planner().plan(problem)

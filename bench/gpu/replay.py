@@ -33,7 +33,9 @@ PLANS = Path(__file__).with_name("replay_plans.json")
 
 def plan_rows() -> dict[str, Any]:
     """Quotas [rows, G, S] of each strategy: made on a CPU, so that no GPU waits for a planner."""
-    work = foremoe.synthetic_workload(MODEL, num_ranks=NUM_RANKS, tokens_per_rank=TOKENS, micro_steps=1, num_layers=ROWS)
+    work = foremoe.synthetic_workload(
+        MODEL, num_ranks=NUM_RANKS, tokens_per_rank=TOKENS, micro_steps=1, num_layers=ROWS, regime="mid"
+    )
     problem = foremoe.Problem.of(work, foremoe.Cluster.preset("8xh100", num_ranks=NUM_RANKS), redundant=1)
     found: dict[str, Any] = {"base": problem.B, "sizes": [problem.model.hidden_size, problem.model.ffn_size]}
     for name in ("static", "foremoe"):

@@ -24,7 +24,7 @@ def compile_kernels(settings: Settings, num_ranks: int, say: Callable[[str], Non
     """
     progress = Progress(say)
     with watch_compilation(progress):
-        trace = synthetic_trace(model_of(settings), num_sequences=64, mean_length=16.0)
+        trace = synthetic_trace(model_of(settings), num_sequences=64, mean_length=16.0, regime="mid")
         small = dataclasses.replace(settings, recompute_tokens=trace.T // 2, update_tokens=trace.T // 4)
         smallest_redundant(workloads_of(trace, small, num_ranks), small)
         plan_stages(trace, small, cluster_of(num_ranks), 1, 0)

@@ -114,7 +114,10 @@ class Advice:
             return f"nothing to change{where}: {self.beside_even}{unfit}"
         if best.name == RECOMPUTE or (best.cost == LAYOUT and not self.fit.fits):
             return f"{best.name}: the stage does not fit without it ({best.cost})"
-        return f"{best.name}: {best.speedup - 1.0:.1%} more tokens per second ({best.cost}){unfit}"
+        # Changes of the number of slots, among which `choose_slots` chooses, come first in `changes`.
+        other = next((c for c in self.changes if not _of_slots(c) and c.fits and c.speedup >= best.speedup + LEAST_GAIN), None)
+        larger = "" if other is None else f"; {other.name} would gain {other.speedup - 1.0:.1%} ({other.cost})"
+        return f"{best.name}: {best.speedup - 1.0:.1%} more tokens per second ({best.cost}){larger}{unfit}"
 
 
 LAYOUT = "another layout"  # cost of the cases in `redealt`, which not every command tries

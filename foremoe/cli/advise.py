@@ -13,6 +13,7 @@ from foremoe.cli.memory import cure
 from foremoe.cli.options import DEFAULT_TOKENS_PER_RANK, CaseOptions, case_options, table_options, trainer_options
 from foremoe.cli.progress import Progress
 from foremoe.cli.tables import Column, Look, Table, number, plural
+from foremoe.problem.problem import Problem
 
 COLUMNS = {
     "change": Column("change", left=True, rank=0), "speedup": Column("throughput", number(3), rank=1),
@@ -51,7 +52,7 @@ def advise(case_options: CaseOptions, json_file: str | None, look: Look = Look()
         "case": case.record, "cost_model": case.cost_model,
     }  # fmt: skip
     memory = [] if found.fit.fits else [f"memory: {found.fit.text()}{cure(found.fit)}"]
-    said = [*words(found, case.constants), *memory, *few_micro_steps(case.problem.M)]
+    said = [*words(found, case.constants), *memory, *few_micro_steps(case.problem.M), *few_layers(case.problem)]
     emit(json_file, payload, [case.line, *said, "", Table(COLUMNS, rows, rows)], look)
 
 
@@ -67,6 +68,12 @@ def few_micro_steps(num: int) -> list[str]:
         return []
     have = f"the trace has {plural(num, 'micro-step')}; a training step usually has more"
     return [f"note: {have}, in which moving homes and reducing gradients once a step cost a smaller share"]
+
+
+def few_layers(problem: Problem) -> list[str]:
+    """Returns a note if the stage has only some of the model's layers, which take less memory than all of them."""
+    num_layers = len(problem.model.moe_layer_L)
+    return [f"note: memory, and what fits, is that of {problem.L} of {num_layers} layers"] if num_layers > problem.L else []
 
 
 def _redealt(options: CaseOptions, ranks: int, redundant: int) -> dict[str, Case]:

@@ -115,7 +115,7 @@ def fail(sentence: str) -> NoReturn:
 _HELP = """Balances Mixture-of-Experts training with routing that rollout has already recorded.
 
 A TRACE is a file with the experts that were chosen for every token. Its format is .npz, .safetensors, or a format of a rollout
-engine or recorder that `foremoe import` reads. Instead of a TRACE, plan, compare and ablate accept --synthetic MODEL.
+engine or recorder that `foremoe import` reads. Instead of a TRACE, most commands accept --synthetic MODEL.
 
 \b
 Start here:

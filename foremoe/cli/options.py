@@ -27,7 +27,7 @@ REGIMES = ("mild", "mid", "skew", "gpt-oss-like", "esft-like", "r1-like", "gpt-o
 IMBALANCES = (
     "balanced", "hot-expert-set", "hot-rank", "spread-hot-experts", "ragged-sources", "idle-rank", "rotating-hot-spot", "burst",
 )  # fmt: skip
-DEFAULT_REGIME = "mid"
+DEFAULT_REGIME = "qwen3-like"
 
 MAX_SHARE = 0.999
 COUNT, RANKS = click.IntRange(1, 2**31 - 1), click.IntRange(1, MAX_EXPERTS)
@@ -282,8 +282,11 @@ gpus_option = option(
 )
 
 
-def on_gpus(options: CaseOptions, gpus: int | None, pp: int) -> CaseOptions:
-    """Returns the options for a job on `gpus` GPUs. Raises InputError if `pp` does not divide `gpus`."""
+def on_gpus(options: CaseOptions, gpus: int | None, pp: int, vpp: int) -> CaseOptions:
+    """Returns the options for a pipeline on `gpus` GPUs. Raises InputError if GPUs or schedule do not suit the pipeline."""
+    if pp * vpp > 1 and options.schedule not in (None, "accumulate", "accumulate+reforward"):
+        cure = "leave --schedule out, or give accumulate+reforward if activations are recomputed"
+        raise InputError(f"--pp makes the schedule of every pipeline rank itself; {cure}.")
     if gpus is None:
         return options
     if options.ranks is not None:

@@ -79,7 +79,7 @@ def report(
     if output == STDOUT:
         raise InputError("the report goes to a file, not to stdout; give -o a name such as report.html.")
     require_writable({"the report": output}, [*case_options.files, plan_file])
-    case_options, several = on_gpus(case_options, gpus, pp), ep is not None or pp * vpp > 1
+    case_options, several = on_gpus(case_options, gpus, pp, vpp), ep is not None or pp * vpp > 1
     names = split_list(planners, "--planners")
     compared = {} if names == [NOTHING] else planners_of(names)
     command = click.get_current_context().meta["command"]

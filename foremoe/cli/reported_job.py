@@ -37,8 +37,6 @@ def report_job(
     planner = planner_of(name, options.shuffle)
     if planner.pack != AsGiven():
         raise InputError(f"{name} has a pack level, but the groups are dealt already; leave the pack level out.")
-    if pp * vpp > 1 and options.schedule is not None:
-        raise InputError("--pp makes the schedule of every pipeline rank itself; leave --schedule out.")
     with Progress() as progress:
         case, groups = build_groups(options, group_size, progress)
         trainer = options.trainer.of(len(groups))

@@ -96,14 +96,12 @@ def simulate(
 ) -> None:  # fmt: skip
     """Runs ``foremoe simulate``."""
     require_writable({"the JSON file": json_file, "the trace": trace_file}, case_options.files)
-    case_options = on_gpus(case_options, gpus, pp)
+    case_options = on_gpus(case_options, gpus, pp, vpp)
     if trace_file is not None and pp * vpp > 1:
         raise InputError("--trace shows a stage of one pipeline rank; leave --pp and --vpp out.")
     views = knowledge.views_of(foresight)
     look.require(knowledge.COLUMNS if views else COLUMNS)
     systems = _systems(split_list(planners, "--planners"), prefetch, alone=bool(views))
-    if pp * vpp > 1 and case_options.schedule is not None:
-        raise InputError("--pp makes the schedule of every pipeline rank itself; leave --schedule out.")
     with Progress(tasks=len(views) if views else len(systems)) as progress:
         case, groups = build_groups(case_options, ep, progress)
         trainer = case_options.trainer.of(len(groups))

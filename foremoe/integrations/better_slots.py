@@ -72,4 +72,5 @@ def better_homes(choice: SlotChoice) -> str:
     if gain < LEAST_GAIN:
         return ""
     which = f"homes by Anneal(state_bytes={HOMES.state_bytes:g}) for {experts_moved(problem, home_LE)} of {problem.E} experts"
-    return f"with R = {choice.redundant}, {which} of a layer would make this {problem.stage} {gain:.0%} shorter"
+    effect = f"would make this {problem.stage} {gain:.0%} shorter, if your loop calls moe.homes"
+    return f"with R = {choice.redundant}, {which} of a layer {effect}"

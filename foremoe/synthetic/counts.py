@@ -129,8 +129,8 @@ REGIMES = {
 
 
 def synthetic_workload(
-    model: str | Model, *, num_ranks: int, tokens_per_rank: int, micro_steps: int, regime: str | Regime = "mid", seed: int = 0,
-    num_layers: int | None = None, stage: str = "update",
+    model: str | Model, *, num_ranks: int, tokens_per_rank: int, micro_steps: int, regime: str | Regime = "qwen3-like",
+    seed: int = 0, num_layers: int | None = None, stage: str = "update",
 ) -> Workload:  # fmt: skip
     """Generates seeded counts without tokens, for many ranks and layers at once.
 

@@ -38,7 +38,7 @@ _LONGEST, _RUN_SHAPE = 4.0, 4.0
 
 
 def synthetic_trace(
-    model: str | Model, *, num_sequences: int = 192, mean_length: float = 400.0, regime: str | Regime = "mid",
+    model: str | Model, *, num_sequences: int = 192, mean_length: float = 400.0, regime: str | Regime = "qwen3-like",
     domains: int | None = None, num_layers: int | None = None, seed: int = 0,
 ) -> RoutingTrace:  # fmt: skip
     """Generates seeded routing of whole sequences, in the form that a rollout would record.

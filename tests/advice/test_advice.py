@@ -190,3 +190,14 @@ def test_no_layout_is_recommended_that_does_not_fit_and_one_that_does_is_a_cure(
     assert next(c for c in told.changes if c.name == "quick").speedup > 1.2 and (told.best is None or told.best.name != "quick")
     told = advise(small, redealt={"quick": Case(quick, Trainer()), "roomy": Case(roomy, Trainer())})
     assert str(told) == "roomy: the stage does not fit without it (another layout)"
+
+
+def test_a_change_that_gains_more_than_the_slots_is_named_behind_them() -> None:
+    problem = dataclasses.replace(posed("gpt-oss-math-like"), redundant=0)
+    faster = dataclasses.replace(problem.cluster, flops_per_s=9 * problem.cluster.flops_per_s)
+    quick = dataclasses.replace(problem, cluster=faster, redundant=1)
+    found = advise(problem, redealt={"EP 4": Case(quick, Trainer())})
+    other = next(change for change in found.changes if change.name == "EP 4")
+    assert found.best is not None and found.best.name.startswith("R = ") and other.speedup > found.best.speedup + 0.01
+    assert str(found).endswith(f"; EP 4 would gain {other.speedup - 1:.1%} (another layout)")
+    assert "EP 4" not in str(advise(problem, redealt={"EP 4": Case(problem, Trainer())}))

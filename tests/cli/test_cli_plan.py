@@ -199,7 +199,7 @@ def test_a_case_says_what_it_assumes(tmp_path: Path) -> None:
     assumed = "note: a plain all-to-all is assumed"
     assert assumed in good(["plan", *few]).stdout and assumed not in good(["plan", *few, "--dispatch", "node"]).stdout
     trace = tmp_path / "short.npz"
-    foremoe.synthetic_trace("gpt-oss-20b", num_sequences=8, mean_length=50.0, num_layers=1, seed=0).save(trace)
+    foremoe.synthetic_trace("gpt-oss-20b", num_sequences=8, mean_length=50.0, num_layers=1, seed=0, regime="mid").save(trace)
     dealt = ["plan", str(trace), "--model", "gpt-oss-20b", "--ranks", "8", "--redundant", "1", "--tokens-per-rank"]
     assert "of one micro-step of 8 x 1,024 tokens; record more" in good([*dealt, "1024"]).stdout
     assert "record more" not in good([*dealt, "16"]).stdout

@@ -138,6 +138,14 @@ def test_pipelines_have_bubbles(trace: str, dealing: list[str]) -> None:
     assert rows_of([trace, *dealing, "--planners", "static"])["static"]["bubble_s"] == 0.0
 
 
+def test_a_pipeline_with_recomputed_activations(trace: str, dealing: list[str]) -> None:
+    words = [trace, *dealing, "--planners", "static", "--pp", "3"]
+    plain, again = (rows_of([*words, *more])["static"] for more in ([], ["--schedule", "accumulate+reforward"]))
+    assert again["peak_bytes"] < plain["peak_bytes"] and again["simulated_stage_s"] > plain["simulated_stage_s"]
+    assert again["peak_bytes"] == plain["peak_bytes_with_reforward"]
+    assert rows_of([*words, "--schedule", "accumulate"])["static"]["simulated_stage_s"] == plain["simulated_stage_s"]
+
+
 def test_bad_input_is_one_sentence(trace: str, dealing: list[str]) -> None:
     assert "give --ep one of" in bad(["simulate", trace, *dealing, "--ep", "3"])
     assert "do not divide into EP groups of 8" in bad(["simulate", trace, *dealing, "--ep", "8"])

@@ -28,7 +28,7 @@ def row_of(command: str, *words: str) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def gain() -> foremoe.Gain:
     """What the library says."""
-    work = synthetic_workload("gpt-oss-20b", num_ranks=8, tokens_per_rank=1024, micro_steps=2, regime="mid", seed=0)
+    work = synthetic_workload("gpt-oss-20b", num_ranks=8, tokens_per_rank=1024, micro_steps=2, seed=0)
     cluster = foremoe.Cluster.preset("8xh100", 8, ranks_per_node=4)
     problem = foremoe.Problem.of(work.layers([0, 1, 2]), cluster, redundant=1)
     return foremoe.gain(problem, foremoe.Planner().plan(problem)[0])

@@ -46,7 +46,9 @@ def test_more_slots_that_pay_are_a_warning_and_fewer_a_note(caplog) -> None:  # 
 
 def test_nothing_is_said_where_seconds_were_not_asked_for_or_cannot_be_simulated(caplog) -> None:  # type: ignore[no-untyped-def]
     assert said(problem_of("mid", 1, cost=foremoe.CostModel(objective="balance")), caplog) == []
-    scored = foremoe.synthetic_workload("qwen3-30b-a3b", num_ranks=4, tokens_per_rank=64, micro_steps=1, stage="recompute")
+    scored = foremoe.synthetic_workload(
+        "qwen3-30b-a3b", num_ranks=4, tokens_per_rank=64, micro_steps=1, stage="recompute", regime="mid"
+    )
     assert said(foremoe.Problem.of(scored, foremoe.Cluster.preset("8xh100", 4), redundant=1), caplog) == []
     problem = problem_of("mid", 1)
     assert said(dataclasses.replace(problem, load_MLGE=None), caplog) == []
@@ -65,7 +67,8 @@ def test_homes_are_named_where_slots_do_not_fit_and_moving_them_pays(caplog) -> 
     runs = Judge.of(problem).run(moved, foremoe.Planner().plan(moved)[0], float(price_L(problem, home_LE, 4.0).sum()))
     shorter = 1.0 - runs.gains()["planned_s"] / runs.gains()["static_s"]
     assert shorter > 0.1
-    assert better_homes(choice).endswith(f"experts of a layer would make this update {shorter:.0%} shorter")
+    effect = f"would make this update {shorter:.0%} shorter, if your loop calls moe.homes"
+    assert better_homes(choice).endswith(f"experts of a layer {effect}")
     ((level, text),) = said(problem, caplog)
     assert level == logging.WARNING and text.startswith(better_homes(choice) + " (simulated; ")
     assert better_homes(foremoe.choose_slots(roomy)) == "", "slots do as much here"

@@ -107,7 +107,7 @@ def test_names_of_a_hub(hub, name):
 
 
 def test_a_trace_under_its_name_on_a_hub_is_planned():
-    made = foremoe.synthetic_trace("gpt-oss-20b", num_sequences=4, seed=0)
+    made = foremoe.synthetic_trace("gpt-oss-20b", num_sequences=4, seed=0, regime="mid")
     routed = np.split(made.topk_TLK, made.cuts[1:-1])
     trace, _ = foremoe.from_routed_experts(routed, model="openai/gpt-oss-20b")
     work = foremoe.Workload.from_trace(trace, num_ranks=2, tokens_per_rank=1024)

@@ -20,7 +20,7 @@ def problem() -> foremoe.Problem:
 
 def problem_of(num_ranks: int) -> foremoe.Problem:
     work = foremoe.synthetic_workload(
-        "gpt-oss-20b", num_ranks=num_ranks, tokens_per_rank=1024, micro_steps=2, num_layers=3, seed=1
+        "gpt-oss-20b", num_ranks=num_ranks, tokens_per_rank=1024, micro_steps=2, num_layers=3, seed=1, regime="mid"
     )
     cluster = foremoe.Cluster.preset("8xh100", num_ranks=num_ranks, ranks_per_node=num_ranks // 2)
     return foremoe.Problem.of(work, cluster, redundant=1)

@@ -196,7 +196,7 @@ def test_ablate_shows_what_the_path_level_is_worth(problem):
 
 def test_ablate_leaves_out_the_pack_level():
     """On the batch as it came; its gain is over static placement as packed, so that seconds compare."""
-    trace = foremoe.synthetic_trace("gpt-oss-20b", num_sequences=64, mean_length=60.0, num_layers=2, seed=3)
+    trace = foremoe.synthetic_trace("gpt-oss-20b", num_sequences=64, mean_length=60.0, num_layers=2, seed=3, regime="mid")
     planner = Planner(pack=ExpertAware())
     pose = lambda packer: foremoe.Problem.of(  # noqa: E731
         foremoe.Workload.from_trace(trace, num_ranks=4, tokens_per_rank=256, packer=packer), foremoe.Cluster.preset("8xh100", 4)

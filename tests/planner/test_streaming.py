@@ -90,7 +90,7 @@ def test_proofs_are_kept() -> None:
 
 
 def test_how_a_trace_was_dealt_stays_in_the_header() -> None:
-    trace = foremoe.synthetic_trace("gpt-oss-20b", num_sequences=60, mean_length=40.0, num_layers=2, seed=0)
+    trace = foremoe.synthetic_trace("gpt-oss-20b", num_sequences=60, mean_length=40.0, num_layers=2, seed=0, regime="mid")
     work = Workload.from_trace(trace, num_ranks=8, tokens_per_rank=100)
     assert work.M > 2 and work.dealt is not None
     model = dataclasses.replace(MODEL, num_layers=2)

@@ -17,7 +17,7 @@ from foremoe.synthetic.tokens import synthetic_trace
 
 @pytest.fixture(scope="module")
 def trace() -> foremoe.RoutingTrace:
-    return synthetic_trace("mixtral-8x7b", num_sequences=24, mean_length=40.0, num_layers=2, seed=0)
+    return synthetic_trace("mixtral-8x7b", num_sequences=24, mean_length=40.0, num_layers=2, seed=0, regime="mid")
 
 
 def test_a_home_level_that_has_not_run_is_refused_with_the_cure():

@@ -86,7 +86,9 @@ def test_one_expert_per_token_makes_nodes_no_better_than_pairs():
 @pytest.mark.parametrize("num_ranks", [8, 16, 64])
 @pytest.mark.parametrize("kind", ["8xh100", "8xpcie"])
 def test_even_routing_takes_as_long_as_on_the_timeline(dispatch, num_ranks, kind):
-    work = foremoe.synthetic_workload("qwen3-30b-a3b", num_ranks=num_ranks, tokens_per_rank=1024, micro_steps=1, num_layers=2)
+    work = foremoe.synthetic_workload(
+        "qwen3-30b-a3b", num_ranks=num_ranks, tokens_per_rank=1024, micro_steps=1, num_layers=2, regime="mid"
+    )
     problem = even_routing(Problem.of(work, Cluster.preset(kind, num_ranks, dispatch=dispatch), redundant=0))
     plan, _ = Planner(rank=()).plan(problem)
     found = exchange(problem, plan, np.ones(problem.N, np.int64))

@@ -120,7 +120,7 @@ def test_counts_follow_what_happens_to_tokens(how: str) -> None:
 @pytest.mark.parametrize(("view", "limit"), [(Rerouted(0.1), 1.02), (Rerouted(0.1, "redraw"), 1.02), (Rerouted(1.0), 1.12)])
 def test_at_real_sizes_skew_as_served_is_near_the_plans(view: Rerouted, limit: float) -> None:
     """10 % of the choices changed: within 2 % of what the plan has on the routing that it was made for."""
-    work = synthetic_workload("qwen3-30b-a3b", num_ranks=16, tokens_per_rank=4096, micro_steps=2, num_layers=3)
+    work = synthetic_workload("qwen3-30b-a3b", num_ranks=16, tokens_per_rank=4096, micro_steps=2, num_layers=3, regime="mid")
     cost = foremoe.CostModel(objective="balance")
     problem = Problem.of(work, foremoe.Cluster.preset("8xh100", num_ranks=16), cost=cost)
     hint = foreseen(problem, view, None)

@@ -102,7 +102,9 @@ def test_differences_add_up_to_the_whole(data, seed, num):
 @pytest.mark.parametrize(("num_ranks", "kind"), [(16, "8xh100"), (16, "8xpcie"), (12, "8xa100")])
 def test_so_they_do_after_ten_thousand_moves(dispatch, num_ranks, kind):
     model = dataclasses.replace(foremoe.Model.preset("qwen3-30b-a3b"), num_experts=48)
-    work = foremoe.synthetic_workload(model, num_ranks=num_ranks, tokens_per_rank=1024, micro_steps=1, num_layers=1, seed=3)
+    work = foremoe.synthetic_workload(
+        model, num_ranks=num_ranks, tokens_per_rank=1024, micro_steps=1, num_layers=1, seed=3, regime="mid"
+    )
     law(foremoe.Problem.of(work, foremoe.Cluster.preset(kind, num_ranks, dispatch=dispatch), model=model), 0, 10_000, 5)
 
 

@@ -52,7 +52,7 @@ def block_of(text: str, number: int) -> str:
 
 @pytest.fixture(scope="module")
 def groups() -> list[foremoe.Problem]:
-    work = foremoe.synthetic_workload("gpt-oss-20b", num_ranks=8, tokens_per_rank=256, micro_steps=4, num_layers=5)
+    work = foremoe.synthetic_workload("gpt-oss-20b", num_ranks=8, tokens_per_rank=256, micro_steps=4, num_layers=5, regime="mid")
     cluster = foremoe.Cluster.preset("8xh100", num_ranks=4)
     return [foremoe.Problem.of(group, cluster, redundant=1) for group in ep_groups(work, 4)]
 

@@ -198,7 +198,7 @@ def test_headline_is_the_plan_s_own(case, tmp_path):
 
 def test_a_large_plan_stays_small(tmp_path):
     """94 layers, 64 ranks, four micro-steps: an eighth of a mini-batch of 32 takes less than an eighth of 5 MB."""
-    work = foremoe.synthetic_workload("qwen3-235b-a22b", num_ranks=64, tokens_per_rank=8192, micro_steps=4)
+    work = foremoe.synthetic_workload("qwen3-235b-a22b", num_ranks=64, tokens_per_rank=8192, micro_steps=4, regime="mid")
     problem = foremoe.Problem.of(work, foremoe.Cluster.preset("8xh100", num_ranks=64), redundant=1)
     plan, _ = foremoe.Planner().plan(problem)
     write_report(tmp_path / "r.html", problem, plan, runs=run_stage(problem, plan))

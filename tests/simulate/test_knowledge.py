@@ -19,7 +19,7 @@ VIEWS = {"exact": "exact", "rerouted=0.3": Rerouted(0.3), "previous": "previous"
 @pytest.fixture(scope="module")
 def problem() -> Problem:
     model = dataclasses.replace(foremoe.Model.preset("gpt-oss-20b"), num_layers=2)
-    work = synthetic_workload(model, num_ranks=8, tokens_per_rank=8192, micro_steps=4)
+    work = synthetic_workload(model, num_ranks=8, tokens_per_rank=8192, micro_steps=4, regime="mid")
     return foremoe.Problem.of(work, foremoe.Cluster.preset("8xh100", num_ranks=8), model=model)
 
 

@@ -17,7 +17,13 @@ STATIC = foremoe.Planner(rank=())
 def even(num_micro_steps=6, num_layers=8, *, reforward=False):
     """A load that is even everywhere, on links that take no time."""
     work = foremoe.synthetic_workload(
-        "qwen3-30b-a3b", num_ranks=4, tokens_per_rank=256, micro_steps=num_micro_steps, seed=0, num_layers=num_layers
+        "qwen3-30b-a3b",
+        num_ranks=4,
+        tokens_per_rank=256,
+        micro_steps=num_micro_steps,
+        seed=0,
+        num_layers=num_layers,
+        regime="mid",
     )
     cluster = dataclasses.replace(
         foremoe.Cluster.preset("8xh100", num_ranks=4), peer_bytes_per_s=1e300, rdma_bytes_per_s=1e300, host_bytes_per_s=1e300,
@@ -58,7 +64,9 @@ def test_stages_hold_all_layers_once_also_uneven_ones():
 @examples(10)
 @given(st.integers(0, 100), st.sampled_from([(1, 1), (2, 1), (2, 2), (4, 1)]), st.booleans())
 def test_a_pipeline_of_skewed_stages(seed, shape, recompute):
-    work = foremoe.synthetic_workload("qwen3-30b-a3b", num_ranks=8, tokens_per_rank=512, micro_steps=4, seed=seed, num_layers=8)
+    work = foremoe.synthetic_workload(
+        "qwen3-30b-a3b", num_ranks=8, tokens_per_rank=512, micro_steps=4, seed=seed, num_layers=8, regime="mid"
+    )
     schedule = foremoe.Schedule.forward_only(4) if recompute else foremoe.Schedule.accumulate(4)
     work = dataclasses.replace(work, stage="recompute" if recompute else "update")
     problem = foremoe.Problem.of(work, foremoe.Cluster.preset("8xh100", num_ranks=8), schedule=schedule)

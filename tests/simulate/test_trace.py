@@ -20,7 +20,9 @@ G, L = 4, 3
 
 
 def problem_of(schedule: str = "accumulate") -> foremoe.Problem:
-    work = foremoe.synthetic_workload("gpt-oss-20b", num_ranks=G, tokens_per_rank=8192, micro_steps=2).layers(range(L))
+    work = foremoe.synthetic_workload("gpt-oss-20b", num_ranks=G, tokens_per_rank=8192, micro_steps=2, regime="mid").layers(
+        range(L)
+    )
     cluster = foremoe.Cluster.preset("8xh100", num_ranks=G, ranks_per_node=2)
     return foremoe.Problem.of(work, cluster, redundant=1, schedule=foremoe.Schedule.parse(schedule, 2))
 

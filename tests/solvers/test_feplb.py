@@ -91,7 +91,7 @@ def test_a_case_by_hand():
 
 
 def large():
-    work = synthetic_workload("gpt-oss-20b", num_ranks=32, tokens_per_rank=64, micro_steps=1, num_layers=1)
+    work = synthetic_workload("gpt-oss-20b", num_ranks=32, tokens_per_rank=64, micro_steps=1, num_layers=1, regime="mid")
     return make_problem(work.load_MLE, np.repeat(np.arange(4), 8), 4), work
 
 

@@ -288,7 +288,7 @@ def test_packers_are_values_and_work_where_packers_go(packer):
     assert foremoe.parse(repr(packer)) == packer and hash(packer) == hash(foremoe.parse(repr(packer)))
     planner = foremoe.Planner().using(packer)
     assert planner.pack == packer
-    trace = foremoe.synthetic_trace("qwen3-30b-a3b", num_sequences=20, mean_length=30, num_layers=2)
+    trace = foremoe.synthetic_trace("qwen3-30b-a3b", num_sequences=20, mean_length=30, num_layers=2, regime="mid")
     groups = np.repeat([0, 1], 10)
     work = planner.workload(trace, num_ranks=4, tokens_per_rank=50, sample_group_Q=groups)
     assert work.tokens_MG.sum() == trace.T and work.dealt.packer == repr(packer)

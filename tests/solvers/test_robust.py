@@ -35,7 +35,7 @@ def largest(problem: Problem, placement: Placement, load_E: Array) -> int:
 def step_problem(redundant: int, micro_steps: int = 5, seed: int = 0, objective: str = "balance") -> Problem:
     """A synthetic step of 32 experts on 16 ranks in two nodes."""
     model = dataclasses.replace(foremoe.Model.preset("gpt-oss-20b"), num_layers=4)
-    work = synthetic_workload(model, num_ranks=16, tokens_per_rank=2048, micro_steps=micro_steps, seed=seed)
+    work = synthetic_workload(model, num_ranks=16, tokens_per_rank=2048, micro_steps=micro_steps, seed=seed, regime="mid")
     cluster = foremoe.Cluster.preset("8xh100", num_ranks=16)
     return Problem.of(work, cluster, model=model, redundant=redundant, cost=foremoe.CostModel(objective=objective))
 
@@ -161,7 +161,7 @@ def test_a_plan_for_a_foreseen_load_has_every_copy_that_was_made():
 def test_copies_that_serve_one_pair_cost_no_balance(seed):
     # So few pairs that one more on a full rank shows.
     model = dataclasses.replace(foremoe.Model.preset("gpt-oss-20b"), num_layers=4)
-    work = synthetic_workload(model, num_ranks=16, tokens_per_rank=64, micro_steps=4, seed=seed)
+    work = synthetic_workload(model, num_ranks=16, tokens_per_rank=64, micro_steps=4, seed=seed, regime="mid")
     cluster = foremoe.Cluster.preset("8xh100", num_ranks=16)
     problem = balance(Problem.of(work, cluster, model=model, redundant=6))
     plan = Planner(foresight="previous").plan(problem)[0]

@@ -44,7 +44,9 @@ def test_a_part_stays_only_where_it_shortens_stages(part: str) -> None:
 
 @pytest.mark.parametrize("part", PARTS)
 def test_a_search_without_a_part_keeps_the_laws(part: str) -> None:
-    work = foremoe.synthetic_workload("gpt-oss-20b", num_ranks=16, tokens_per_rank=512, micro_steps=1, num_layers=2, seed=1)
+    work = foremoe.synthetic_workload(
+        "gpt-oss-20b", num_ranks=16, tokens_per_rank=512, micro_steps=1, num_layers=2, seed=1, regime="mid"
+    )
     problem = foremoe.Problem.of(work, foremoe.Cluster.preset("8xh100", 16), redundant=1)
     planner = foremoe.Planner(rank=(Search(effort=50, without=(part,)),), guard=False)
     plan, _ = planner.plan(problem)

@@ -60,7 +60,9 @@ def test_costs_no_more_than_the_start(data):
 
 
 def workload_problem(num_ranks, redundant=1, cost=BALANCE, tokens_per_rank=8192, model="qwen3-30b-a3b"):
-    work = synthetic_workload(model, num_ranks=num_ranks, tokens_per_rank=tokens_per_rank, micro_steps=2, num_layers=12, seed=1)
+    work = synthetic_workload(
+        model, num_ranks=num_ranks, tokens_per_rank=tokens_per_rank, micro_steps=2, num_layers=12, seed=1, regime="mid"
+    )
     return Problem.of(work, Cluster.preset("8xh100", num_ranks=num_ranks), redundant=redundant, cost=cost)
 
 
@@ -132,7 +134,7 @@ def test_groups_follow_the_order_of_ranks_and_not_the_numbers_of_nodes():
     "node_of_rank", [[0, 0, 1, 2, 2, 3, 4, 4, 5, 5], [4, 0, 3, 1, 2, 0, 4, 3, 1, 2], range(10), [0] * 8 + [1, 2]]
 )
 def test_groups_of_uneven_nodes_and_rows_without_load(node_of_rank, dispatch):
-    work = synthetic_workload("glm-4.5", num_ranks=10, tokens_per_rank=2048, micro_steps=2, num_layers=2, seed=1)
+    work = synthetic_workload("glm-4.5", num_ranks=10, tokens_per_rank=2048, micro_steps=2, num_layers=2, seed=1, regime="mid")
     cluster = dataclasses.replace(
         Cluster.preset("8xh100", 10, dispatch=dispatch), node_of_rank_G=np.array(node_of_rank, np.int32)
     )

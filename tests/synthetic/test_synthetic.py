@@ -65,7 +65,7 @@ def test_counts_are_a_function_of_the_seed_and_complete():
 def test_a_layer_does_not_depend_on_how_many_there_are():
     assert (counts(num_layers=2).load_MLGE == counts().load_MLGE[:, :2]).all()
     assert counts(num_layers=2).moe_layer_L.tolist() == [0, 1]
-    whole, part = (synthetic_trace(SMALL, num_sequences=9, mean_length=8, num_layers=n) for n in (4, 2))
+    whole, part = (synthetic_trace(SMALL, num_sequences=9, mean_length=8, num_layers=n, regime="mid") for n in (4, 2))
     assert (part.topk_TLK == whole.topk_TLK[:, :2]).all()
 
 
@@ -216,19 +216,19 @@ def test_extreme_regimes_still_make_valid_routing():
         assert synthetic_trace(SMALL, num_sequences=5, mean_length=20, regime=regime).K == 3
     assert skew_statistics(counts(regime=flat, tokens_per_rank=20_000))["skew_mean"] < 1.02
     one = dataclasses.replace(SMALL, num_experts=3)
-    assert synthetic_trace(one, num_sequences=2, mean_length=5).topk_TLK.max() == 2
-    assert synthetic_workload(one, num_ranks=1, tokens_per_rank=9, micro_steps=1).load_MLE.sum() == 27 * 4
+    assert synthetic_trace(one, num_sequences=2, mean_length=5, regime="mid").topk_TLK.max() == 2
+    assert synthetic_workload(one, num_ranks=1, tokens_per_rank=9, micro_steps=1, regime="mid").load_MLE.sum() == 27 * 4
 
 
 # The tokens of synthetic_trace
 
 
 def test_traces_are_a_function_of_the_seed():
-    make = lambda seed: synthetic_trace(SMALL, num_sequences=9, mean_length=8, seed=seed)  # noqa: E731
+    make = lambda seed: synthetic_trace(SMALL, num_sequences=9, mean_length=8, seed=seed, regime="mid")  # noqa: E731
     assert make(0).same_as(make(0)) and make(0).id != make(1).id
     assert make(0).Q == 9 and make(0).model == "small" and make(0).known_T is None
     wide = dataclasses.replace(SMALL, num_experts=300, num_layers=1)
-    assert synthetic_trace(wide, num_sequences=2, mean_length=5).topk_TLK.dtype == np.int16
+    assert synthetic_trace(wide, num_sequences=2, mean_length=5, regime="mid").topk_TLK.dtype == np.int16
 
 
 def reference_topk(chance_E, order_E, u, K):
@@ -277,7 +277,7 @@ def test_every_expert_is_drawn_with_its_chance():
 
 
 def test_the_readme_trace():
-    trace = synthetic_trace("qwen3-30b-a3b", seed=0)
+    trace = synthetic_trace("qwen3-30b-a3b", seed=0, regime="mid")
     work = Workload.from_trace(trace, num_ranks=16, tokens_per_rank=1024)
     assert (trace.L, trace.K, trace.num_experts, trace.Q) == (48, 8, 128, 192)
     assert 4 <= work.M <= 6 and work.dealt.over_budget == () and work.model == "qwen3-30b-a3b"
@@ -295,7 +295,7 @@ def test_tokens_and_counts_of_a_regime_agree():
 
 def test_domains_make_load_move_and_one_domain_does_not():
     def correlation(domains):
-        trace = synthetic_trace("qwen3-30b-a3b", num_layers=12, domains=domains, num_sequences=256)
+        trace = synthetic_trace("qwen3-30b-a3b", num_layers=12, domains=domains, num_sequences=256, regime="mid")
         return skew_statistics(Workload.from_trace(trace, num_ranks=8, tokens_per_rank=1024))["step_correlation"]
 
     assert correlation(1) > 0.9 and correlation(1) > correlation(None) + 0.1

@@ -14,7 +14,7 @@ from foremoe.integrations.settings import Settings
 RECIPE = Path(__file__).parents[2] / "examples" / "verl_qwen3_30b_a3b.sh"
 
 
-LARGE = {"NODES": "8", "EP": "32", "TP": "4", "PP": "2", "ROLLOUT_TP": "8", "SLOTS": "6", "MODEL": "Qwen/Qwen3-235B-A22B"}
+LARGE = {"NODES": "8", "EP": "32", "TP": "4", "PP": "2", "RECOMPUTE": "full", "ROLLOUT_TP": "8", "SLOTS": "3"}
 
 
 @pytest.mark.parametrize(("sizes", "ep", "dispatcher"), [({}, 8, None), ({"NODES": "2"}, 16, "flex"), (LARGE, 32, "flex")])
@@ -45,6 +45,7 @@ def test_the_recipe_composes(tmp_path, sizes, ep, dispatcher):
     assert overridden.get("moe_token_dispatcher_type") == dispatcher
     if dispatcher:
         assert overridden["moe_enable_deepep"] is True and overridden["moe_router_dtype"] == "fp32"
+    assert overridden.get("recompute_granularity") == sizes.get("RECOMPUTE")
     slots = int(sizes.get("SLOTS", 1))
     assert actor.megatron.foremoe == Settings(redundant=slots, packing=True, dump=str(tmp_path / "foremoe-workloads"))
 
