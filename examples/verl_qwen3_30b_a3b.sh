@@ -4,7 +4,7 @@
 #
 #   DATA=... examples/verl_qwen3_30b_a3b.sh             # 1 node: EP8, Megatron's all-to-all
 #   DATA=... NODES=2 examples/verl_qwen3_30b_a3b.sh     # 2 nodes: EP16, DeepEP, which must be installed
-#   DATA=... NODES=8 EP=32 TP=4 PP=2 RECOMPUTE=full ROLLOUT_TP=8 SLOTS=3 MODEL=Qwen/Qwen3-235B-A22B \
+#   DATA=... NODES=8 EP=32 TP=4 PP=2 RECOMPUTE=full ROLLOUT_TP=8 SLOTS=4 MODEL=Qwen/Qwen3-235B-A22B \
 #       examples/verl_qwen3_30b_a3b.sh actor_rollout_ref.rollout.gpu_memory_utilization=0.85
 #
 # For several nodes, start Ray on all of them, and run this on its head. The last call needs recomputation: `foremoe simulate`

@@ -175,7 +175,7 @@ def test_options_of_foremoe_in_the_command_of_verl_exist():
     (text,) = [text for kind, text in blocks_of("docs/recording.md") if "verl.trainer" in text]
     words = shlex.split(text.replace("\\\n", " "))
     keys = [word.partition("=")[0] for word in words]
-    assert [key.rpartition(".")[2] for key in keys if ".foremoe." in key] == ["dump"]
+    assert [key.rpartition(".")[2] for key in keys if ".foremoe." in key] == ["redundant", "dump"]
     assert "dump" in {field.name for field in dataclasses.fields(Settings)}
     (target,) = [word.partition("=")[2] for word in words if "_target_" in word]
     package, _, name = target.rpartition(".")

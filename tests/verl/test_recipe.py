@@ -14,7 +14,7 @@ from foremoe.integrations.settings import Settings
 RECIPE = Path(__file__).parents[2] / "examples" / "verl_qwen3_30b_a3b.sh"
 
 
-LARGE = {"NODES": "8", "EP": "32", "TP": "4", "PP": "2", "RECOMPUTE": "full", "ROLLOUT_TP": "8", "SLOTS": "3"}
+LARGE = {"NODES": "8", "EP": "32", "TP": "4", "PP": "2", "RECOMPUTE": "full", "ROLLOUT_TP": "8", "SLOTS": "4"}
 
 
 @pytest.mark.parametrize(("sizes", "ep", "dispatcher"), [({}, 8, None), ({"NODES": "2"}, 16, "flex"), (LARGE, 32, "flex")])
