@@ -15,6 +15,7 @@ from foremoe.integrations.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "verl.md").read_text()
+BLOCKS = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
 
 
 def run(command, **environment):
@@ -29,7 +30,8 @@ def run(command, **environment):
 @pytest.fixture
 def path(tmp_path):
     """A search path whose python adds ``--cfg job`` to veRL's program: it prints its config and ends."""
-    for name, more in (("python", '[[ "$*" == *main_ppo* ]] && set -- "$@" --cfg job'), ("pip", 'set -- -m pip "$@"')):
+    modules = [(name, f'set -- -m {name} "$@"') for name in ("pip", "foremoe")]
+    for name, more in (("python", '[[ "$*" == *main_ppo* ]] && set -- "$@" --cfg job'), *modules):
         script = tmp_path / name
         script.write_text(f'#!/bin/bash\n{more}\nexec {sys.executable} -W ignore "$@"\n')
         script.chmod(0o755)
@@ -40,14 +42,29 @@ def test_the_commands_to_begin_with(path):
     from omegaconf import OmegaConf
     from verl.utils.config import omega_conf_to_dataclass
 
-    (block,) = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
-    install, program = block.split("\n", 1)
-    assert install.startswith("pip install '.[verl]'")
+    install, warm_up, program = BLOCKS[0].split("\n", 2)
+    assert install.startswith("pip install '.[verl]'") and warm_up.startswith("foremoe warm-up ")
     said = run(install, PATH=path, PIP_DRY_RUN="1", PIP_NO_DEPS="1", PIP_NO_BUILD_ISOLATION="0", PIP_NO_INDEX="1")
     assert "Would install foremoe" in said
     config = OmegaConf.create(run(f"job=()\n{program}", PATH=path))
     engine = omega_conf_to_dataclass(config.actor_rollout_ref.actor.megatron)
     assert (engine.strategy, engine.router_replay.mode, engine.foremoe) == ("megatron", "R3", Settings(redundant=1))
+
+
+def test_layouts_of_a_job_are_compared_for_the_same_tokens(path):
+    assert len(BLOCKS) == 2 and PAGE.count("--micro-steps 16 --") == PAGE.count("--micro-steps 32 --") == 1
+    few = (
+        BLOCKS[1]
+        .replace("--micro-steps 16", "--micro-steps 2 --layers 0:4")
+        .replace("--micro-steps 32", "--micro-steps 4 --layers 0:4")
+    )
+    said = run(few, PATH=path)
+    assert "64 GPUs = EP 32 x DP 1 x PP 2" in said and "64 GPUs = EP 16 x DP 1 x PP 4" in said
+    assert said.count("tokens, 2 micro-steps x 4 of 94 layers") == said.count("tokens, 4 micro-steps x 4 of 94 layers") == 1
+    # The options of the table exist.
+    (table,) = re.findall(r"\| option \| value \|\n(.*?)\n\n", PAGE, re.DOTALL)
+    named, told = set(re.findall(r"`(--[a-z-]+)", table)), run("foremoe simulate --help", PATH=path)
+    assert len(named) == 8 and all(name in told for name in named)
 
 
 def test_inline_commands(path):
