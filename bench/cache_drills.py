@@ -119,7 +119,7 @@ def line(work: Path, name: str, case: str) -> str:
 def inputs(work: Path) -> None:
     """A trace, its model and a plan."""
     model = foremoe.Model.preset("gpt-oss-20b")
-    trace = foremoe.synthetic_trace("gpt-oss-20b", num_sequences=8, mean_length=40.0, num_layers=2, seed=1, regime="mid")
+    trace = foremoe.synthetic_trace("gpt-oss-20b", num_sequences=8, mean_length=40.0, num_layers=2, seed=1)
     foremoe.RoutingTrace(topk_TLK=np.array(trace.topk_TLK), num_experts=trace.num_experts, seq_len_Q=trace.seq_len_Q).save(
         work / "trace.npz"
     )
