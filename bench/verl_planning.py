@@ -55,7 +55,7 @@ class Job(NamedTuple):
 
 
 CASES = {
-    "ep64": Job("qwen3-30b-a3b", 64), "ep64-94": Job("qwen3-235b-a22b", 64), "ep8": Job("qwen3-30b-a3b", 8),
+    "ep8": Job("qwen3-30b-a3b", 8), "ep64": Job("qwen3-30b-a3b", 64),
     "ep64-94-node": Job("qwen3-235b-a22b", 64, 6, "node", 1),
 }  # fmt: skip
 PARTS = {
