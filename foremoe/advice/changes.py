@@ -84,8 +84,7 @@ class Advice:
             if cures:
                 return min(cures, key=lambda change: change.name != RECOMPUTE)
         memory = (RECOMPUTE, DO_NOT_RECOMPUTE)
-        of_memory = [change for change in self.changes if change.name in memory or change.cost == LAYOUT]
-        possible = [change for change in self.changes if change.fits or not (self.fits_bare or change in of_memory)]
+        possible = [c for c in self.changes if c.fits or not (self.fits_bare or c.name in memory or c.cost == LAYOUT)]
         paying = [change for change in possible if change.speedup >= 1.0 + LEAST_GAIN]
         slots = [change for change in paying if change.name == f"R = {self.slots.redundant}"]
         others = [change for change in paying if not _of_slots(change)]
