@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import time
 
 import numpy as np
 import pretend_gpu
@@ -49,8 +50,8 @@ def in_nodes_of_two(plan):
     return dataclasses.replace(plan, header=dataclasses.replace(plan.header, cluster=plan.header.cluster.with_ranks(plan.G, 2)))
 
 
-def stage(group, plan, backends, options):
-    """Three stages; experts' kernels note weights that are wrong when they run, and add to gradients then."""
+def stage(group, plan, backends, options, slow=None):
+    """Three stages; experts' kernels note weights that are wrong when they run, and add to gradients then. One rank may be slow."""
     buffers, wrong = OnGpu(plan, group.rank), []
     engine = Engine(buffers, group=group, backends=tuple(backend() for backend in backends), **options)
     uses = plan.header.schedule.uses(plan.L)
@@ -67,6 +68,8 @@ def stage(group, plan, backends, options):
         engine.begin(plan)
         for position, layer, phase in zip(uses.micro_step_U, uses.layer_U, uses.phase_U, strict=True):
             use = int(position), int(layer), Phase(int(phase))
+            if group.rank == slow:
+                time.sleep(0.02)
             engine.prepare(*use)
             found = engine.weights(*use)
             torch.cuda.current_stream().put(lambda args=(*use, found, version): products(*args))
@@ -96,6 +99,13 @@ def stage(group, plan, backends, options):
 def test_weights_relays_and_gradients_are_right(case, backends, options):
     plan = plans()[case]
     assert [wrong for rank in run_threads(stage, plan.G, plan, backends, options) for wrong in rank] == []
+
+
+@pytest.mark.parametrize("slow", range(4))
+def test_a_relay_stays_in_its_buffer_until_a_slow_rank_has_it(slow):
+    """Others run ahead of the slow rank, and pull the next weights into their buffers."""
+    plan = plans()["relays between nodes"]
+    assert [wrong for rank in run_threads(stage, plan.G, plan, (CupyPeer, LateNccl), {}, slow) for wrong in rank] == []
 
 
 def test_the_last_gradients_are_home_before_the_stream_goes_on():
