@@ -56,7 +56,7 @@ class Job(NamedTuple):
 
 CASES = {
     "ep8": Job("qwen3-30b-a3b", 8), "ep64": Job("qwen3-30b-a3b", 64),
-    "ep64-94-node": Job("qwen3-235b-a22b", 64, 6, "node", 1),
+    "ep64-94-node": Job("qwen3-235b-a22b", 64, 6, "node", 2),
 }  # fmt: skip
 PARTS = {
     "count": "count the routing of own tokens",

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
@@ -63,6 +64,24 @@ def sealed(array: Array) -> Array:
     if isinstance(array.base, memoryview) and array.base.readonly:
         return array
     return np.asarray(array.data.toreadonly())
+
+
+def order_of(*column_I: Array) -> Array:
+    """Returns the order that sorts rows by the first column of integers, then by the second, and so on. Equal rows keep their order.
+
+    The result equals that of `numpy.lexsort` for the columns in reverse. One sort of combined keys is several times faster, and
+    only rows whose keys would not fit into 62 bits are sorted by `lexsort`.
+    """
+    lows = [int(column.min(initial=0)) for column in column_I]
+    spans = [int(column.max(initial=0)) - low + 1 for column, low in zip(column_I, lows, strict=True)]
+    if math.prod(spans) >= 2**62:
+        return np.lexsort(column_I[::-1])
+    key_I: Array = np.zeros(len(column_I[0]), np.int64)
+    for column, low, span in zip(column_I, lows, spans, strict=True):
+        key_I *= span
+        key_I += column
+        key_I -= low
+    return key_I.argsort(kind="stable")
 
 
 def require_non_negative(array: Array, name: str) -> None:

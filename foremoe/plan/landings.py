@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from foremoe.base.arrays import Array
+from foremoe.base.arrays import Array, order_of
 from foremoe.plan.transfers import TransferList
 
 # Letters: C copies, D demands (an expert that a rank reads in a use).
@@ -10,7 +10,7 @@ from foremoe.plan.transfers import TransferList
 
 def until(t: TransferList) -> Array:
     """Returns int64 [C], the last use for which each copy is certain to be in its buffer. A later copy may overwrite it then."""
-    order_C = np.lexsort((t.need_C, t.buffer_C, t.dst_C))
+    order_C = order_of(t.dst_C, t.buffer_C, t.need_C)
     this_C, next_C = order_C[:-1], order_C[1:]
     same = (t.dst_C[this_C] == t.dst_C[next_C]) & (t.buffer_C[this_C] == t.buffer_C[next_C])
     until_C = np.full(len(t), np.iinfo(np.int64).max)

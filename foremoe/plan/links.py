@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from foremoe.base.arrays import Array
+from foremoe.base.arrays import Array, order_of
 from foremoe.base.compiled import kernel
 from foremoe.machine.cluster import Cluster
 from foremoe.plan.landings import until
@@ -39,7 +39,7 @@ def choose_links(
     if not relay and np.isinf(seconds[Link.HOST]):
         return transfers.replace(link_C=link_C, src_C=src_C)  # there is nothing to choose
     round_C = rounds_of(transfers.need_C, transfers.slot_C, home_C, transfers.dst_C, cluster)
-    wanted = _Wanted(np.lexsort((round_C, transfers.need_C)), transfers.need_C, home_C, transfers.dst_C)
+    wanted = _Wanted(order_of(transfers.need_C, round_C), transfers.need_C, home_C, transfers.dst_C)
     free_2G = np.zeros((2, cluster.num_ranks))
     links = _Links(cluster.node_of_rank_G, seconds, free_2G, np.zeros_like(free_2G), np.zeros(cluster.num_ranks))
     none = np.zeros(0, np.int64)

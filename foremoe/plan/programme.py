@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from foremoe.base.arrays import Array
+from foremoe.base.arrays import Array, order_of
 from foremoe.base.errors import InputError
 from foremoe.plan.plan import Plan
 from foremoe.plan.relays import Relays, home_ranks, relays_of
@@ -72,7 +72,7 @@ class Programme:
         mine_C = np.flatnonzero((t.dst_C == rank) | (home_C == rank) | (t.src_C == rank))
         here_C = np.flatnonzero(t.dst_C == rank)
         round_C = rounds_of(need_C, t.slot_C, t.src_C, t.dst_C, plan.header.cluster)
-        in_order = mine_C[np.lexsort((mine_C, round_C[mine_C], need_C[mine_C], relays.depth_C[mine_C]))]
+        in_order = mine_C[order_of(relays.depth_C[mine_C], need_C[mine_C], round_C[mine_C])]
         freed_C = here_C[t.after_C[here_C] >= 0]
         return Programme(
             uses=triples, pass_U=uses.pass_U.tolist(), need_C=need_C, start_C=start_C, home_C=home_C, relays=relays,
@@ -129,7 +129,7 @@ def _returns(plan: Plan, rank: int, uses: Uses) -> dict[int, list[Return]]:
     row_U = uses.micro_step_U.astype(np.int64) * plan.L + uses.layer_U
     u_N[row_U[backward_U]] = uses.use_U[backward_U]
     u_Z = u_N[replicas.row_Z]
-    order_Z = np.lexsort((replicas.rank_Z, replicas.expert_Z, u_Z))
+    order_Z = order_of(u_Z, replicas.expert_Z, replicas.rank_Z)
     order_Z = order_Z[u_Z[order_Z] >= 0]
     at_I = np.flatnonzero((replicas.rank_Z[order_Z] == rank) | (replicas.home_Z[order_Z] == rank))
     mine_I = order_Z[at_I]

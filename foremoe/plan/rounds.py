@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from foremoe.base.arrays import Array
+from foremoe.base.arrays import Array, order_of
 from foremoe.base.compiled import inner_kernel, kernel
 from foremoe.machine.cluster import Cluster
 
@@ -36,7 +36,7 @@ def rounds_of(group_I: Array, turn_I: Array, src_I: Array, dst_I: Array, cluster
     num_ports = cluster.num_ranks + int(nic_G.max()) + 1
     held_2PX, path_P = np.full((2, num_ports, _MOST + 1), -1, np.int64), np.empty(2 * num_ports, np.int64)
     messages = _Messages(out_I, in_I, np.zeros(len(src_I), np.int64), held_2PX, path_P)
-    _colour(np.lexsort((turn_I, group_I)), group_I.astype(np.int64), messages)
+    _colour(order_of(group_I, turn_I), group_I.astype(np.int64), messages)
     return messages.round_I
 
 

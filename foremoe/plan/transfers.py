@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from foremoe.base.arrays import Array, ArrayValue, array
+from foremoe.base.arrays import Array, ArrayValue, array, order_of
 from foremoe.base.compiled import kernel
 from foremoe.problem.schedule import Schedule
 
@@ -102,8 +102,7 @@ def derive_transfers(
     out = np.empty((len(row_U) * G * (S - base), 6), np.int32)
     num = _derive(demand, out) if base < S else 0
     found = out[:num].T.copy()  # makes columns contiguous, because each is read by itself
-    # One sort by use, rank and slot is faster than the three sorts of lexsort.
-    order_C = ((found[0].astype(np.int64) << 32) + (found[1] << 16) + found[2]).argsort(kind="stable")
+    order_C = order_of(*found[:3])  # use, rank and slot
     use, dst, slot, expert, buffer, after = (column[order_C] for column in found)
     layer_C = uses.layer_U[use]
     src_C = home_LE[layer_C, expert] // base

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from foremoe.base.arrays import Array
+from foremoe.base.arrays import Array, order_of
 from foremoe.levels import PathSolver
 from foremoe.plan.plan import Plan
 from foremoe.plan.transfers import TransferList
@@ -125,10 +125,10 @@ def _same_plan(problem: Problem, plan: Plan) -> dict[str, str]:
     held_MLGS = plan.expert_MLGS >= 0
     m, l, g, _ = np.nonzero(held_MLGS)  # noqa: E741
     expert, quota = plan.expert_MLGS[held_MLGS], plan.quota_MLGS[held_MLGS]
-    order = np.lexsort((expert, g, l, m))
+    order = order_of(m, l, g, expert)
     copies = plan.transfers
     links = (copies.micro_step_C, copies.layer_C, copies.phase_C, copies.expert_C, copies.src_C, copies.dst_C, copies.link_C)
-    by_copy = np.lexsort(links)
+    by_copy = order_of(*links)
     digest = hashlib.sha256()
     for array in (plan.load_MLE, plan.home_LE, *(a[order] for a in (m, l, g, expert, quota))):
         digest.update(np.ascontiguousarray(array, np.int64).tobytes())

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from foremoe.base.arrays import Array
+from foremoe.base.arrays import Array, order_of
 from foremoe.plan.plan import Plan
 from foremoe.plan.transfers import Link, TransferList
 from foremoe.problem.problem import Problem
@@ -20,7 +20,7 @@ def fill_inputs(problem: Problem, plan: Plan, t: TransferList) -> tuple[Fills, A
     """
     by_host_H = np.flatnonzero(t.link_C == Link.HOST)
     layer_H, expert_H, dst_H = (column_C[by_host_H].astype(np.int64) for column_C in (t.layer_C, t.expert_C, t.dst_C))
-    order_H = np.lexsort((dst_H, t.need_C[by_host_H]))
+    order_H = order_of(t.need_C[by_host_H], dst_H)
     node_G = problem.cluster.node_of_rank_G
     place_H = (node_G[dst_H] * problem.L + layer_H) * problem.E + expert_H
     _, first_F, fill_H = np.unique(place_H[order_H], return_index=True, return_inverse=True)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from foremoe.base.arrays import Array
+from foremoe.base.arrays import Array, order_of
 from foremoe.machine.elements import pair_overhead_seconds
 from foremoe.machine.host import host_waits_s
 from foremoe.machine.tiles import padded_pairs
@@ -93,9 +93,9 @@ def copy_inputs(problem: Problem, plan: Plan, num_uses: int, prefetch: int, know
     start_C = start_positions(t, relays, prefetch, late_C)
     depth_C = chain_depth(relays.parent_C)
     round_C = rounds_of(need_C, t.slot_C, t.src_C, t.dst_C, problem.cluster)
-    order_C = np.lexsort((round_C, depth_C, need_C, start_C))
+    order_C = order_of(start_C, need_C, depth_C, round_C)
     ahead_C = order_C[~late_C[order_C]]
-    by_need_C = np.lexsort((round_C, depth_C, need_C))
+    by_need_C = order_of(need_C, depth_C, round_C)
     uses = np.arange(num_uses + 1)
     fills, fill_C = fill_inputs(problem, plan, t)
     return Copies(
@@ -111,7 +111,7 @@ def return_inputs(plan: Plan) -> tuple[Returns, Replicas]:
     returns_any = plan.executable and plan.header.schedule.trains
     replicas = Replicas.of(plan, np.full((plan.M, plan.L), returns_any))
     round_Z = rounds_of(replicas.row_Z, replicas.slot_Z, replicas.rank_Z, replicas.home_Z, plan.header.cluster)
-    order_Z = np.lexsort((round_Z, replicas.row_Z))
+    order_Z = order_of(replicas.row_Z, round_Z)
     replicas = Replicas(*(column_Z[order_Z] for column_Z in replicas))
     first_N, times = np.searchsorted(replicas.row_Z, np.arange(plan.N + 1)), np.zeros((2, len(replicas.row_Z)))
     return Returns(first_N, replicas.rank_Z, replicas.home_Z, replicas.slot_Z - plan.B, *times), replicas

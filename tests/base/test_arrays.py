@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from foremoe.base.arrays import Array, ArrayValue, Length, array, frozen_array, require_non_negative
+from foremoe.base.arrays import Array, ArrayValue, Length, array, frozen_array, order_of, require_non_negative
 from foremoe.base.errors import InputError
 from foremoe.routing.checks import layer_positions
 from foremoe.routing.readers.counting import count_pairs
@@ -214,3 +214,11 @@ def test_limits_are_compared_exactly_whatever_the_dtype(dtype):
     assert frozen_array(np.array([1, 60000], dtype), np.int32, "a").tolist() == [1, 60000]
     with pytest.raises(InputError, match="values from 1"):
         frozen_array(np.array([1, 60000], dtype), np.int16, "a")
+
+
+@given(st.data(), st.integers(0, 40), st.sampled_from([3, 1000, 2**40]))
+def test_rows_are_ordered_as_by_lexsort(data: Any, num: int, span: int) -> None:
+    """Keys of wide columns do not fit into 62 bits."""
+    rng = np.random.default_rng(data.draw(st.integers(0, 99)))
+    columns = [rng.integers(-span, span, num).astype(dtype) for dtype in (np.int64, np.int16, np.int64, np.uint8)]
+    assert np.array_equal(order_of(*columns), np.lexsort(columns[::-1]))
