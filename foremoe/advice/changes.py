@@ -3,16 +3,16 @@
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
 from foremoe.advice.sample import sample, whole_stage
-from foremoe.advice.slots import LEAST_GAIN, SlotChoice, choose_slots, over
+from foremoe.advice.slots import LEAST_GAIN, SlotChoice, choose_slots, fit_at_home, over
 from foremoe.base.arrays import Array
 from foremoe.machine.trainer import Trainer
 from foremoe.planner.planner import Planner
-from foremoe.problem.memory import Fit, buffer_bytes, fit, gigabytes
+from foremoe.problem.memory import Fit, buffer_bytes, gigabytes
 from foremoe.problem.problem import Problem
 from foremoe.simulate.stage import force_balanced, simulate
 from foremoe.solvers.home.anneal import Anneal
@@ -25,10 +25,11 @@ LEAST_USE = 0.02
 
 
 class Case(NamedTuple):
-    """A problem, with the trainer around the stage that it describes."""
+    """A problem, with the trainer around it and the number of pipeline ranks over which its layers are split."""
 
     problem: Problem
     trainer: Trainer
+    pp: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +91,10 @@ class Advice:
         others = [change for change in paying if not _of_slots(change)]
         return next(iter(slots or others), None)
 
+    def of_stage(self, speedup: float | None) -> Self:
+        """Returns the advice with the simulated speed-up of the whole stage in place of the sample's, unless it is None."""
+        return self if speedup is None else dataclasses.replace(self, speedup=speedup)
+
     def rows(self) -> list[dict[str, Any]]:
         """Returns one row for each entry of `changes`, with ``change``, ``speedup``, ``fits`` and ``cost``."""
         return [{"change": c.name, "speedup": c.speedup, "fits": c.fits, "cost": c.cost} for c in self.changes]
@@ -124,8 +129,8 @@ RECOMPUTE, DO_NOT_RECOMPUTE = "turn on activation recomputation", "turn off acti
 
 
 def advise(
-    problem: Problem, *, trainer: Trainer | None = None, slots: SlotChoice | None = None,
-    redealt: Mapping[str, Case] | None = None, speedup: float | None = None, num_threads: int | None = None,
+    problem: Problem, *, trainer: Trainer | None = None, pp: int = 1, slots: SlotChoice | None = None,
+    redealt: Mapping[str, Case] | None = None, num_threads: int | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> Advice:  # fmt: skip
     """Tries changes of the present case one at a time and recommends one of them.
@@ -137,10 +142,10 @@ def advise(
     Args:
         problem: The present case.
         trainer: Optimizer, number of EP groups and time outside the stage. Defaults to ``Trainer()``.
+        pp: Number of pipeline ranks over which the layers are split.
         slots: Result of `choose_slots` for this problem and trainer. If None, `choose_slots` is called.
-        redealt: Further cases, keyed by name, with the same routing but other micro-steps or another EP degree. They are compared
-            by tokens per second and rank.
-        speedup: Speed-up of the whole stage with the plan, if it has been simulated. Defaults to the speed-up of the sample.
+        redealt: Further cases, keyed by name, with the same routing but other micro-steps, EP degrees or pipeline ranks. They are
+            compared by tokens per second and rank.
         num_threads: Number of planning threads. Defaults to all cores.
         progress: Function that is called with (change, changes done, number of changes).
 
@@ -152,9 +157,9 @@ def advise(
         nothing to change with these micro-steps and ranks: even routing would gain 2.2% more
     """
     trainer = trainer or Trainer()
-    case = Case(problem, trainer)
+    case = Case(problem, trainer, pp)
     if slots is None:
-        slots = choose_slots(problem, trainer=trainer, num_threads=num_threads)
+        slots = choose_slots(problem, trainer=trainer, pp=pp, num_threads=num_threads)
     of_slots_s = {f"R = {option.redundant}": option.stage_s for option in slots.options}  # simulated already
     tried = list(_changes(case, slots)) + [(name, LAYOUT, other) for name, other in (redealt or {}).items()]
     now_s, changes = stage_seconds(case, case, num_threads=num_threads), list[Change]()
@@ -166,14 +171,14 @@ def advise(
             progress(name, i + 1, len(tried))
     changes.sort(key=lambda change: (not _of_slots(change), -change.speedup))
     return Advice(
-        speedup=over(slots.options[0].stage_s, now_s) if speedup is None else speedup,
+        speedup=over(slots.options[0].stage_s, now_s),
         even_gain=over(now_s, stage_seconds(case, case, even=True)) - 1.0,
         fit=_fit(case), fits_bare=_fit(bare).fits, changes=tuple(changes), slots=slots,
     )  # fmt: skip
 
 
 def _fit(case: Case) -> Fit:
-    at_home, buffers = fit(case.problem, case.problem.static(), trainer=case.trainer), buffer_bytes(case.problem, case.problem.R)
+    at_home, buffers = fit_at_home(*case), buffer_bytes(case.problem, case.problem.R)
     again = at_home.reforward_bytes
     return Fit(at_home.peak_bytes + buffers, None if again is None else again + buffers, at_home.memory_bytes)
 
@@ -195,43 +200,44 @@ def stage_seconds(
     same = of.problem if (problem.M, problem.L) == (of.problem.M, of.problem.L) else problem
     part = sample(problem, skewed=same)
     run = force_balanced(part) if even else simulate(part, Planner().plan(part, num_threads=num_threads)[0])
-    whole = whole_stage(problem, part, run, case.trainer)
+    whole = whole_stage(problem, part, run, case.trainer, case.pp)
     moves_s = 0.0
     if problem.L == of.problem.L and problem.G == of.problem.G and (problem.home_LE != of.problem.home_LE).any():
-        moves_s = float(price_L(of.problem, problem.home_LE, state_bytes).sum()) * of.trainer.share_of_step(problem.M)
-    return whole.seconds(problem.M * over(_tokens(of.problem), _tokens(problem))) + moves_s
+        moves_s = float(price_L(of.problem, problem.home_LE, state_bytes).sum()) * of.trainer.share_of_step(problem.M) / case.pp
+    return whole.seconds(problem.M * over(_tokens(of), _tokens(case))) + moves_s
 
 
-def _tokens(problem: Problem) -> float:
+def _tokens(case: Case) -> float:
     """Returns the number of tokens per rank over the stage, or the number of pairs if tokens are not counted."""
-    counts = problem.load_MLE if problem.tokens_MG is None else problem.tokens_MG
-    return float(counts.sum(dtype=np.int64)) / problem.G
+    counts = case.problem.load_MLE if case.problem.tokens_MG is None else case.problem.tokens_MG
+    return float(counts.sum(dtype=np.int64)) / (case.problem.G * case.pp)
 
 
 def _changes(case: Case, slots: SlotChoice) -> Iterator[tuple[str, str, Case]]:
     """Yields name, cost and case of every change that keeps the routing and the ranks."""
-    problem, trainer = case
+    problem = case.problem
     for option in slots.options:
         if option.redundant != problem.R:
             size = gigabytes(option.buffer_bytes)
             changed = dataclasses.replace(problem, redundant=option.redundant)
-            yield f"R = {option.redundant}", f"{size} GB a rank for buffers", Case(changed, trainer)
+            yield f"R = {option.redundant}", f"{size} GB a rank for buffers", case._replace(problem=changed)
     home_LE = Anneal().solve(problem)
     moved = experts_moved(problem, home_LE)
     if moved:
-        changed = dataclasses.replace(problem, home_LE=home_LE)
-        yield "homes by Anneal", f"{moved} of {problem.E} experts of a layer move, with optimizer state", Case(changed, trainer)
+        there = case._replace(problem=dataclasses.replace(problem, home_LE=home_LE))
+        yield "homes by Anneal", f"{moved} of {problem.E} experts of a layer move, with optimizer state", there
     other = "pairs" if problem.cluster.dispatch == "node" else "node"
     if problem.cluster.num_nodes > 1:
         cluster = dataclasses.replace(problem.cluster, dispatch=other)
         needs = "DeepEP or HybridEP" if other == "node" else "the plain all-to-all"
-        yield f"dispatch {other}", f"needs {needs}", Case(dataclasses.replace(problem, cluster=cluster), trainer)
+        yield f"dispatch {other}", f"needs {needs}", case._replace(problem=dataclasses.replace(problem, cluster=cluster))
     schedule = problem.schedule
     if schedule.trains:
         again = dataclasses.replace(schedule, reforward=not schedule.reforward, block_L=None)
         changed = dataclasses.replace(problem, schedule=again)
-        peak = gigabytes(fit(changed, changed.static(), trainer=trainer).peak_bytes)
-        yield DO_NOT_RECOMPUTE if schedule.reforward else RECOMPUTE, f"{peak} GB a rank at home", Case(changed, trainer)
+        there = case._replace(problem=changed)
+        peak = gigabytes(fit_at_home(*there).peak_bytes)
+        yield DO_NOT_RECOMPUTE if schedule.reforward else RECOMPUTE, f"{peak} GB a rank at home", there
 
 
 def experts_moved(problem: Problem, home_LE: Array) -> str:

@@ -9,6 +9,7 @@ from foremoe.base.arrays import Array
 from foremoe.machine.trainer import Trainer
 from foremoe.problem.problem import Problem
 from foremoe.problem.schedule import Schedule
+from foremoe.simulate.pipeline import message_s, pipeline_problems
 from foremoe.simulate.result import Simulation
 from foremoe.simulate.step import head_seconds, optimizer_seconds, reduction_seconds
 
@@ -43,18 +44,29 @@ class Whole(NamedTuple):
         return self.once_s + micro_steps * self.each_s
 
 
-def whole_stage(problem: Problem, part: Problem, run: Simulation, trainer: Trainer) -> Whole:
+def on_pipeline(problem: Problem, pp: int) -> list[Problem]:
+    """Returns the problems of `pp` pipeline ranks with a 1F1B schedule, or only the problem itself if `pp` is 1."""
+    return [problem] if pp == 1 else pipeline_problems(problem, pp)
+
+
+def whole_stage(problem: Problem, part: Problem, run: Simulation, trainer: Trainer, pp: int = 1) -> Whole:
     """Estimates the whole stage of a problem from the timeline of `part`, which is a `sample` of the problem.
 
-    Exposed copies of the first micro-step and exposed gradient returns of the last micro-step count once.
+    Exposed copies of the first micro-step and exposed gradient returns of the last micro-step count once. If the layers are split
+    over `pp` pipeline ranks, every micro-step takes as long as on the slowest of them. Filling and draining the pipeline counts
+    once.
     """
     begin_s, end_s = (float(run.end_U[run.micro_step_U == m].max()) for m in (0, part.M - 1))
     steady_s = (end_s - begin_s) / (part.M - 1) if part.M > 1 else end_s
     once_s = begin_s - steady_s + run.total_s - end_s
     head_s = float(head_seconds(problem).max(axis=1).mean())
-    passes = 1.0 + problem.cluster.window_backward_ratio if problem.stage == "update" else 1.0
-    ends_s = reduction_seconds(problem, trainer) + optimizer_seconds(problem, trainer)
-    return Whole(once_s + ends_s, steady_s * problem.L / part.L + head_s * passes)
+    trains = problem.schedule.trains
+    ranks = on_pipeline(problem, pp)
+    ends_s = max(reduction_seconds(rank, trainer) + optimizer_seconds(rank, trainer) for rank in ranks)
+    each_s = [steady_s * rank.L / part.L for rank in ranks]
+    each_s[-1] += head_s * (1.0 + problem.cluster.window_backward_ratio * trains)
+    fill_s = sum(each_s) - max(each_s) + (1 + trains) * (pp - 1) * message_s(problem, 0)
+    return Whole(once_s + ends_s + fill_s, max(each_s))
 
 
 def _spread(value_X: Array, most: int) -> list[int]:

@@ -4,11 +4,11 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from foremoe.advice.sample import sample, whole_stage
+from foremoe.advice.sample import on_pipeline, sample, whole_stage
 from foremoe.base.errors import InputError
 from foremoe.machine.trainer import Trainer
 from foremoe.planner.planner import Planner
-from foremoe.problem.memory import RETURN_BYTES, buffer_bytes, fit, gigabytes
+from foremoe.problem.memory import RETURN_BYTES, Fit, buffer_bytes, fit, gigabytes
 from foremoe.problem.problem import Problem
 from foremoe.simulate.stage import simulate
 
@@ -59,7 +59,7 @@ class SlotChoice:
 
 
 def choose_slots(
-    problem: Problem, *, trainer: Trainer | None = None, num_threads: int | None = None,
+    problem: Problem, *, trainer: Trainer | None = None, pp: int = 1, num_threads: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> SlotChoice:  # fmt: skip
     """Chooses the number of redundant slots per rank: 0, a power of two, or a number halfway between two of them, such as 6.
@@ -74,6 +74,7 @@ def choose_slots(
     Args:
         problem: Problem to choose slots for. The number of slots that it has is ignored.
         trainer: Optimizer state and number of EP groups that share it, as for `rank_memory`.
+        pp: Number of pipeline ranks over which the layers are split.
         progress: Function that is called with (numbers tried, numbers to try at most).
 
     Raises:
@@ -88,7 +89,7 @@ def choose_slots(
         raise InputError("slots are chosen by simulated stages, which need counts by source rank; give redundant a number.")
     bare = dataclasses.replace(problem, redundant=0)
     part, trainer = sample(bare), trainer or Trainer()
-    whole = fit(bare, bare.static(), trainer=trainer)
+    whole = fit_at_home(bare, trainer, pp)
     most = max(1, bare.E - bare.B)
     numbers = [0, *(2**k for k in range(16) if 2**k <= most)]
     options, best, vain = dict[int, SlotOption](), 0, False
@@ -96,7 +97,7 @@ def choose_slots(
     def attempt(redundant: int) -> SlotOption:
         varied = dataclasses.replace(part, redundant=redundant)
         run = simulate(varied, Planner().plan(varied, num_threads=num_threads)[0])
-        stage_s = whole_stage(bare, part, run, trainer).seconds(bare.M)
+        stage_s = whole_stage(bare, part, run, trainer, pp).seconds(bare.M)
         buffers = buffer_bytes(problem, redundant)
         staging = min(RETURN_BYTES, buffers) if problem.stage == "update" else 0
         # If the stage does not fit even without slots, a smaller number of slots does not help.
@@ -136,6 +137,11 @@ def choose_slots(
         best = power if pays(fewer, power, options[power].stage_s) else fewer
     in_order = tuple(option for _, option in sorted(options.items()))
     return SlotChoice(problem=dataclasses.replace(problem, redundant=best), options=in_order)
+
+
+def fit_at_home(problem: Problem, trainer: Trainer, pp: int) -> Fit:
+    """Checks whether the fullest rank of `pp` pipeline ranks fits with all experts at home."""
+    return Fit.worst([fit(rank, rank.static(), trainer=trainer) for rank in on_pipeline(problem, pp)])
 
 
 def over(base_s: float, seconds: float) -> float:

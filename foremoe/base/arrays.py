@@ -67,7 +67,7 @@ def sealed(array: Array) -> Array:
 
 
 def order_of(*column_I: Array) -> Array:
-    """Returns the order that sorts rows by the first column of integers, then by the second, and so on. Equal rows keep their order.
+    """Returns the order that sorts rows of integers by the first column, then the second, and so on. Equal rows keep their order.
 
     The result equals that of `numpy.lexsort` for the columns in reverse. One sort of combined keys is several times faster, and
     only rows whose keys would not fit into 62 bits are sorted by `lexsort`.

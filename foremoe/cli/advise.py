@@ -1,16 +1,26 @@
 """``foremoe advise``: recommends what to change next."""
 
 import dataclasses
+from collections.abc import Iterator
 
 import click
 
 from foremoe.advice import changes
 from foremoe.advice.changes import Advice, Case
+from foremoe.advice.sample import on_pipeline
 from foremoe.base.errors import InputError
+from foremoe.cli.gpus import gpus_option, layout_words, on_gpus, pp_option
 from foremoe.cli.inputs import build_case
 from foremoe.cli.jsonio import JsonCommand, emit, require_writable
 from foremoe.cli.memory import cure
-from foremoe.cli.options import DEFAULT_TOKENS_PER_RANK, CaseOptions, case_options, table_options, trainer_options
+from foremoe.cli.options import (
+    DEFAULT_MICRO_STEPS,
+    DEFAULT_TOKENS_PER_RANK,
+    CaseOptions,
+    case_options,
+    table_options,
+    trainer_options,
+)
 from foremoe.cli.progress import Progress
 from foremoe.cli.tables import Column, Look, Table, number, plural
 from foremoe.problem.problem import Problem
@@ -22,7 +32,7 @@ COLUMNS = {
 SMALLER = (2, 4, 8)  # divisors of the EP degree
 _FEW = 4  # micro-steps
 
-_HELP = """Suggests what to change next: redundant slots, homes, dispatch, micro-step, activation recomputation or EP degree.
+_HELP = """Suggests what to change next: redundant slots, homes, dispatch, micro-step, activation recomputation or layout.
 
 Each change is tried alone. The default planner plans a sample of the stage, and the sample is simulated. Throughput is the number
 of tokens per second and rank, relative to the case without the change.
@@ -30,30 +40,39 @@ of tokens per second and rank, relative to the case without the change.
 \b
 Example:
   foremoe advise rollout.npz --ranks 16 --tokens-per-rank 4096
+  foremoe advise --synthetic qwen3-235b-a22b --gpus 64 --pp 4 --dispatch node
 """
 
 
 @click.command(cls=JsonCommand, help=_HELP)
 @case_options()
+@gpus_option
+@pp_option
 @table_options
 @trainer_options
-def advise(case_options: CaseOptions, json_file: str | None, look: Look = Look()) -> None:  # noqa: B008
+def advise(
+    case_options: CaseOptions, json_file: str | None, *, gpus: int | None = None, pp: int = 1, look: Look = Look()  # noqa: B008
+) -> None:  # fmt: skip
     """Runs ``foremoe advise``."""
     require_writable({"the JSON file": json_file}, case_options.files)
     look.require(COLUMNS)
+    case_options = on_gpus(case_options, gpus, pp, 1)
     with Progress(verb="trying") as progress:
         case = build_case(case_options, progress=progress)
         trainer = case_options.trainer.of()
-        redealt = _redealt(case_options, case.problem.G, case.problem.R)
-        found = changes.advise(case.problem, trainer=trainer, slots=case.slots, redealt=redealt, progress=progress)
+        redealt = _redealt(case_options, case.problem, progress)
+        found = changes.advise(
+            case.problem, trainer=trainer, pp=pp, slots=case.slots, redealt=redealt, progress=progress
+        )  # fmt: skip
     rows = found.rows()
     payload = {
         "advice": str(found), "speedup": found.speedup, "even_gain": found.even_gain, "fits": found.fit.fits, "changes": rows,
-        "case": case.record, "cost_model": case.cost_model,
+        "case": {**case.record, "gpus": gpus, "pp": pp}, "cost_model": case.cost_model,
     }  # fmt: skip
     memory = [] if found.fit.fits else [f"memory: {found.fit.text()}{cure(found.fit)}"]
     said = [*words(found, case.constants), *memory, *few_micro_steps(case.problem.M), *few_layers(case.problem)]
-    emit(json_file, payload, [case.line, *said, "", Table(COLUMNS, rows, rows)], look)
+    where = [layout_words(case.problem.G, trainer.data_parallel, pp)] if pp > 1 else []
+    emit(json_file, payload, [case.line, *where, *said, "", Table(COLUMNS, rows, rows)], look)
 
 
 def words(found: Advice, constants: str) -> list[str]:
@@ -76,22 +95,35 @@ def few_layers(problem: Problem) -> list[str]:
     return [f"note: memory, and what fits, is that of {problem.L} of {num_layers} layers"] if num_layers > problem.L else []
 
 
-def _redealt(options: CaseOptions, ranks: int, redundant: int) -> dict[str, Case]:
-    """Builds cases from the same routing and ranks, with longer micro-steps, smaller EP groups or larger ones."""
-    tokens = options.tokens_per_rank or DEFAULT_TOKENS_PER_RANK
-    groups = options.trainer.data_parallel or 1
-    tried = {f"{2 * tokens} tokens a rank and micro-step": (dataclasses.replace(options, tokens_per_rank=2 * tokens), groups)}
-    for n in SMALLER:
-        if ranks % n == 0 and ranks > n:
-            tried[f"EP {ranks // n}"] = dataclasses.replace(options, ranks=ranks // n), n * groups
-    if groups % 2 == 0:
-        tried[f"EP {2 * ranks}"] = dataclasses.replace(options, ranks=2 * ranks), groups // 2
+def _redealt(options: CaseOptions, now: Problem, progress: Progress) -> dict[str, Case]:
+    """Builds cases from the same routing and GPUs: longer micro-steps, other EP groups, and other pipelines.
+
+    Each case has the number of slots that pays off in it, unless the user gave a number.
+    """
+    tried = dict(_layouts(options, now))
     out = {}
-    for name, (changed, data_parallel) in tried.items():
-        around = dataclasses.replace(options.trainer, data_parallel=data_parallel)
+    for name, changed in tried.items():
         try:
-            problem = build_case(dataclasses.replace(changed, redundant=redundant, trainer=around)).problem
+            problem = build_case(changed, progress=progress).problem
+            on_pipeline(problem, changed.pp)
         except InputError:
             continue  # counts cannot be packed again, and the number of experts may not be a multiple of `ranks`
-        out[name] = Case(problem, around.of())
+        slots = "" if problem.R == now.R else f", R = {problem.R}"
+        out[f"{name}{slots}"] = Case(problem, changed.trainer.of(), changed.pp)
     return out
+
+
+def _layouts(options: CaseOptions, now: Problem) -> Iterator[tuple[str, CaseOptions]]:
+    """Yields names and options of the cases to try."""
+    ranks, pp, groups = now.G, options.pp, options.trainer.data_parallel or 1
+    tokens = 2 * (options.tokens_per_rank or DEFAULT_TOKENS_PER_RANK)
+    yield f"{tokens} tokens a rank and micro-step", dataclasses.replace(options, tokens_per_rank=tokens, ranks=ranks)
+    same = [(ranks // n, pp, n * groups) for n in SMALLER if ranks % n == 0 and ranks > n]
+    same += [(2 * ranks, pp, groups // 2)] if groups % 2 == 0 else []
+    other = [(ranks * pp // p, p, groups) for p in (pp // 2, 2 * pp, 4 * pp) if p and ranks * pp % p == 0 and ranks * pp > p]
+    for ep, p, data_parallel in [*same, *other]:
+        steps = options.micro_steps or (DEFAULT_MICRO_STEPS if options.synthetic is not None else None)
+        yield f"EP {ep}{f' x PP {p}' if max(p, pp) > 1 else ''}", dataclasses.replace(
+            options, ranks=ep, pp=p, micro_steps=steps and max(steps * p // pp, 1),
+            trainer=dataclasses.replace(options.trainer, data_parallel=data_parallel),
+        )  # fmt: skip

@@ -98,7 +98,7 @@ def compare(
             trainer=trainer, judge=judge, progress=progress,
         )  # fmt: skip
         known = next((row["speedup_vs_static"] for row in rows if row["solver"] == "foremoe"), None)
-        told = advise(case.problem, trainer=trainer, slots=case.slots, speedup=known, progress=progress.within("advice"))
+        told = advise(case.problem, trainer=trainer, slots=case.slots, progress=progress.within("advice")).of_stage(known)
     rows = [dict.fromkeys(judge.FIGURES) | row for row in rows]
     payload = {
         "rows": rows, "case": case.record, "objective": case.problem.cost.objective,

@@ -103,7 +103,7 @@ def _case(options: CaseOptions, source: _Dealt, progress: Progress | None) -> Ca
     chosen = None
     if options.redundant is None:
         report = None if progress is None else functools.partial(progress, "choosing slots")
-        chosen = choose_slots(problem, trainer=options.trainer.of(), progress=report)
+        chosen = choose_slots(problem, trainer=options.trainer.of(), pp=options.pp, progress=report)
         problem = chosen.problem
     history_LE = None if options.history is None else history_load(options.history, work, model)
     dealt = work.dealt

@@ -74,6 +74,7 @@ class CaseOptions:
     slot_depth: int
     replicas: str
     trainer: TrainerOptions = TrainerOptions()
+    pp: int = 1  # pipeline ranks, which `on_gpus` sets
 
     @property
     def files(self) -> list[str | None]:
@@ -272,28 +273,6 @@ def table_options(function: Callable[..., None]) -> Callable[..., None]:
     for name in reversed(_LOOK):
         decorated = _LOOK[name](decorated)
     return decorated
-
-
-gpus_option = option(
-    "--gpus",
-    type=RANKS,
-    help="Number of GPUs of the whole job, EP x DP x PP. Use it instead of --ranks, which is for one pipeline rank."
-    "  [default: --ranks x --pp]",
-)
-
-
-def on_gpus(options: CaseOptions, gpus: int | None, pp: int, vpp: int) -> CaseOptions:
-    """Returns the options for a pipeline on `gpus` GPUs. Raises InputError if GPUs or schedule do not suit the pipeline."""
-    if pp * vpp > 1 and options.schedule not in (None, "accumulate", "accumulate+reforward"):
-        cure = "leave --schedule out, or give accumulate+reforward if activations are recomputed"
-        raise InputError(f"--pp makes the schedule of every pipeline rank itself; {cure}.")
-    if gpus is None:
-        return options
-    if options.ranks is not None:
-        raise InputError("--gpus and --ranks say the same in two ways; give one of them.")
-    if gpus % pp:
-        raise InputError(f"{gpus} GPUs do not divide over {pp} pipeline ranks; give --gpus a multiple of {pp}.")
-    return dataclasses.replace(options, ranks=gpus // pp)
 
 
 planners_option = functools.partial(option, "--planners", metavar="LIST", multiple=True)

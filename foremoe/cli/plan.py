@@ -53,9 +53,8 @@ def plan(
         found = gain(planned.problem, made, posed=planned.posed, trainer=trainer)
         known = found.speedup if planner_name == "foremoe" else None  # advice is given only about the default planner
         told = advise(
-            planned.posed, trainer=trainer, slots=case.slots, speedup=known, num_threads=threads,
-            progress=progress.within("advice"),
-        )  # fmt: skip
+            planned.posed, trainer=trainer, slots=case.slots, num_threads=threads, progress=progress.within("advice")
+        ).of_stage(known)
     memory = memory_figures(plan_fit(planned.problem, made, trainer)) | {
         "memory_parts": plan_memory(planned.problem, made, trainer).parts(),
         "host_bytes": host_bytes(planned.problem, made), "slots_per_rank": slots_per_rank(made),

@@ -7,13 +7,11 @@ import click
 
 from foremoe.advice.changes import advise
 from foremoe.base.errors import InputError
+from foremoe.cli.gpus import gpus_option, on_gpus, pp_option, vpp_option
 from foremoe.cli.helping import HelpedCommand
 from foremoe.cli.jsonio import STDOUT, emit, require_writable
 from foremoe.cli.memory import plan_line
-from foremoe.cli.options import COUNT, RANKS, CaseOptions, case_options, option, planners_option, threads_option, trainer_options
-
-# isort: split
-from foremoe.cli.options import gpus_option, on_gpus
+from foremoe.cli.options import RANKS, CaseOptions, case_options, option, planners_option, threads_option, trainer_options
 from foremoe.cli.progress import Progress
 from foremoe.cli.reported import plan_case, read_plan
 from foremoe.cli.reported_job import report_job, seeded, strategy_lines, wrote
@@ -62,8 +60,8 @@ Example:
 )  # fmt: skip
 @option("--ep", type=RANKS, help="Number of ranks per expert-parallel group. The page shows each group.  [default: all ranks]")
 @gpus_option
-@option("--pp", type=COUNT, default=1, help="Number of pipeline ranks over which layers are split. The page shows each of them.")
-@option("--vpp", type=COUNT, default=1, help="Number of chunks per pipeline rank (interleaved schedule).")
+@pp_option
+@vpp_option
 @planners_option(
     help="Strategies or solvers to compare, as for `foremoe compare`. With none, there is no table.  [default: all except exact]"
 )
@@ -104,8 +102,8 @@ def report(
         # Advice is given only about the default planner.
         known = gained.speedup if plan_file is None and planner_name in (None, "foremoe") else None
         advice = advise(
-            shown.posed, trainer=trainer, slots=slots, speedup=known, num_threads=threads, progress=progress.within("advice")
-        )
+            shown.posed, trainer=trainer, slots=slots, num_threads=threads, progress=progress.within("advice")
+        ).of_stage(known)
         write_report(
             output, shown.problem, shown.plan, planner_report=shown.summary, runs=runs, strategies=strategies, advice=advice,
             source=seeded(shown.source, case_options.seed), date=datetime.date.today().isoformat(), command=command,

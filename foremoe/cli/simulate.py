@@ -7,13 +7,11 @@ import click
 
 from foremoe.base.errors import InputError
 from foremoe.cli import knowledge
+from foremoe.cli.gpus import gpus_option, layout_words, on_gpus, pp_option, vpp_option
 from foremoe.cli.inputs import build_groups
 from foremoe.cli.jsonio import JsonCommand, emit, require_writable
 from foremoe.cli.memory import table_lines
-from foremoe.cli.options import COUNT, RANKS, CaseOptions, case_options, option, planners_option, table_options, trainer_options
-
-# isort: split
-from foremoe.cli.options import gpus_option, on_gpus
+from foremoe.cli.options import RANKS, CaseOptions, case_options, option, planners_option, table_options, trainer_options
 from foremoe.cli.progress import Progress
 from foremoe.cli.tables import GIGABYTES, SECONDS, Column, Look, Table, flat, number, percent
 from foremoe.cli.texts import DEFAULT, planner_of, split_list
@@ -70,8 +68,8 @@ Example:
     help="Number of ranks per expert-parallel group. Each group has its own tokens.  [default: all ranks]",
 )  # fmt: skip
 @gpus_option
-@option("--pp", type=COUNT, default=1, help="Number of pipeline ranks over which the layers are split.")
-@option("--vpp", type=COUNT, default=1, help="Number of chunks per pipeline rank (interleaved schedule).")
+@pp_option
+@vpp_option
 @option(
     "--prefetch", type=click.IntRange(0, 2**31 - 1), default=2,
     help="Number of uses of layers by which a copy may start before the use that needs it.",
@@ -116,8 +114,7 @@ def simulate(
         "objective": case.problem.cost.objective, "cost_model": case.cost_model,
         "residual": case.problem.cluster.residual, "trainer": trainer,
     }  # fmt: skip
-    gpus = case.problem.G * len(groups) * pp
-    where = f"{gpus} GPUs = EP {case.problem.G} x DP {len(groups)} x PP {pp}"
+    where = layout_words(case.problem.G, len(groups), pp)
     if len(groups) > 1:
         tokens = sum(int(group.tokens_MG.sum()) for group in groups if group.tokens_MG is not None)
         where += f": {tokens:,} tokens in all; the case above is the first EP group's"

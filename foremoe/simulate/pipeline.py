@@ -96,7 +96,7 @@ def simulate_pipeline(
                 first = v == (0 if phase == Phase.FORWARD else last)
                 if not first and needs not in done:
                     break
-                ready_s = 0.0 if first else done[needs] + (_message_s(run.problem, int(run.micro_step_X[x])) if pp > 1 else 0.0)
+                ready_s = 0.0 if first else done[needs] + (message_s(run.problem, int(run.micro_step_X[x])) if pp > 1 else 0.0)
                 outside = outside_s_MG if v == last else None
                 done[m, v, phase] = run.run_pass(x, ready_s, outside)
                 next_pass[s], moved = x + 1, True
@@ -111,7 +111,7 @@ def plan_pipeline(problem: Problem, planner: Planner, pp: int, vpp: int = 1) -> 
     return [PipelineRank(problem=one, plan=planner.plan(one)[0]) for one in pipeline_problems(problem, pp, vpp)]
 
 
-def _message_s(problem: Problem, micro_step: int) -> float:
+def message_s(problem: Problem, micro_step: int) -> float:
     """Returns the seconds to send a micro-step's activations from one pipeline rank to the next."""
     tokens = 0 if problem.tokens_MG is None else int(problem.tokens_MG[micro_step].max())
     return problem.cluster.copy_seconds(tokens * problem.model.token_bytes)[1]

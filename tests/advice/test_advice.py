@@ -151,7 +151,7 @@ def test_a_sample_is_deep_enough_to_see_copies_that_queue_up() -> None:
     problem = foremoe.Problem.of(work, foremoe.Cluster.preset("8xh100", 8), redundant=1)
     speedup = Judge.of(problem)(problem, Planner().plan(problem)[0])["speedup_vs_static"]
     assert speedup < 0.95 and choose_slots(problem).redundant == 0
-    told = str(advise(problem, speedup=speedup))
+    told = str(advise(problem).of_stage(speedup))
     assert told == f"do not use foremoe here: the stage would take {1.0 / speedup - 1.0:.1%} longer"
 
 

@@ -62,11 +62,30 @@ def test_advice_from_few_micro_steps_says_so() -> None:
     assert "the trace has 1 micro-step; a training step usually has more" in few and "usually has more" not in many
 
 
-@pytest.mark.parametrize(("ranks", "groups"), [("8", {"EP 4", "EP 2"}), ("4", {"EP 2"}), ("2", set())])
-def test_advice_compares_smaller_ep_groups(ranks: str, groups: set[str]) -> None:
-    case = ["--synthetic", "gpt-oss-20b", "--ranks", ranks, "--layers", "0:1", "--tokens-per-rank", "256", "--micro-steps", "2"]
+@pytest.mark.parametrize(
+    ("ranks", "layouts"),
+    [("8", {"EP 4", "EP 2", "EP 4 x PP 2"}), ("4", {"EP 2", "EP 2 x PP 2"}), ("2", set())],
+)
+def test_advice_compares_layouts(ranks: str, layouts: set[str]) -> None:
+    case = ["--synthetic", "gpt-oss-20b", "--ranks", ranks, "--layers", "0:2", "--tokens-per-rank", "256", "--micro-steps", "2"]
     tried = {row["change"] for row in json.loads(good(["advise", *case, "--json"]).stdout)["changes"]}
-    assert {name for name in tried if name.startswith("EP ")} == groups
+    assert {name.partition(",")[0] for name in tried if name.startswith("EP ")} == layouts
+
+
+def test_layouts_of_a_pipeline_are_compared_as_the_simulator_does() -> None:
+    job = ["--synthetic", "qwen3-30b-a3b", "--gpus", "16", "--tokens-per-rank", "4096", "--layers", "0:8", "--redundant", "1"]
+    rows = json.loads(good(["advise", *job, "--pp", "2", "--micro-steps", "6", "--json"]).stdout)["changes"]
+    gain = {row["change"]: row["speedup"] for row in rows}
+    assert {"EP 16 x PP 1", "EP 4 x PP 4", "EP 4 x PP 2"} <= set(gain)
+
+    def stage_s(pp: int, micro_steps: int) -> float:
+        words = ["simulate", *job, "--pp", str(pp), "--micro-steps", str(micro_steps), "--planners", "static,foremoe", "--json"]
+        found: float = json.loads(good(words).stdout)["rows"][1]["simulated_stage_s"]
+        return found
+
+    now_s = stage_s(2, 6)
+    assert gain["EP 16 x PP 1"] == pytest.approx(now_s / stage_s(1, 3), rel=0.02)
+    assert gain["EP 4 x PP 4"] == pytest.approx(now_s / stage_s(4, 12), rel=0.03)
 
 
 def test_advice_is_on_the_default_planner_whatever_was_planned() -> None:

@@ -51,7 +51,7 @@ def in_nodes_of_two(plan):
 
 
 def stage(group, plan, backends, options, slow=None):
-    """Three stages; experts' kernels note weights that are wrong when they run, and add to gradients then. One rank may be slow."""
+    """Three stages; experts' kernels note weights that are wrong when they run, and add to gradients. One rank may be slow."""
     buffers, wrong = OnGpu(plan, group.rank), []
     engine = Engine(buffers, group=group, backends=tuple(backend() for backend in backends), **options)
     uses = plan.header.schedule.uses(plan.L)

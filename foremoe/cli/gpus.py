@@ -1,0 +1,35 @@
+"""Options of jobs whose layers are split over pipeline ranks."""
+
+import dataclasses
+
+from foremoe.base.errors import InputError
+from foremoe.cli.options import COUNT, RANKS, CaseOptions, option
+
+gpus_option = option(
+    "--gpus",
+    type=RANKS,
+    help="Number of GPUs of the whole job, EP x DP x PP. Use it instead of --ranks, which is for one pipeline rank."
+    "  [default: --ranks x --pp]",
+)
+
+pp_option = option("--pp", type=COUNT, default=1, help="Number of pipeline ranks over which the layers are split.")
+vpp_option = option("--vpp", type=COUNT, default=1, help="Number of chunks per pipeline rank (interleaved schedule).")
+
+
+def on_gpus(options: CaseOptions, gpus: int | None, pp: int, vpp: int) -> CaseOptions:
+    """Returns the options for a pipeline on `gpus` GPUs. Raises InputError if GPUs or schedule do not suit the pipeline."""
+    if pp * vpp > 1 and options.schedule not in (None, "accumulate", "accumulate+reforward"):
+        cure = "leave --schedule out, or give accumulate+reforward if activations are recomputed"
+        raise InputError(f"--pp makes the schedule of every pipeline rank itself; {cure}.")
+    if gpus is None:
+        return dataclasses.replace(options, pp=pp)
+    if options.ranks is not None:
+        raise InputError("--gpus and --ranks say the same in two ways; give one of them.")
+    if gpus % pp:
+        raise InputError(f"{gpus} GPUs do not divide over {pp} pipeline ranks; give --gpus a multiple of {pp}.")
+    return dataclasses.replace(options, ranks=gpus // pp, pp=pp)
+
+
+def layout_words(ep: int, data_parallel: int, pp: int) -> str:
+    """Returns the layout of a job in words."""
+    return f"{ep * data_parallel * pp} GPUs = EP {ep} x DP {data_parallel} x PP {pp}"
