@@ -6,6 +6,7 @@ import ast
 import functools
 import importlib
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +24,10 @@ FACE = {"foremoe", "foremoe.__main__"}  # what users import and run: it may name
 MAX_LINES, MAX_CODE, MAX_PARAMETERS = 300, 60, 8
 # Violations of sources that nobody has mended so far. The list only shrinks.
 NOT_YET: set[str] = set()
+TOP = {
+    ".ci", ".github", ".gitignore", "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "MANIFEST.in", "Makefile",
+    "README.md", "SECURITY.md", "bench", "docs", "examples", "foremoe", "pyproject.toml", "tests",
+}  # fmt: skip
 # Folders by level and by kind, in which an algorithm lay in pieces.
 GONE = ("foremoe/solvers/rank/", "foremoe/solvers/kernels/")
 
@@ -367,6 +372,13 @@ def test_every_listed_name_loads(sources):
         if path.endswith("/__init__.py") and "integrations" not in name:  # those need what they integrate with
             package = importlib.import_module(name)
             assert [x for x in getattr(package, "__all__", ()) if not hasattr(package, x)] == []
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="git: this is not a checkout")
+def test_nothing_else_lies_at_the_top():
+    """Files that examples of the pages write stay out of the repository."""
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n")
+    assert {path.split("/")[0] for path in tracked if path} == TOP
 
 
 def test_no_test_module_runs_a_kernel_when_it_is_imported(used_kernels):

@@ -52,15 +52,9 @@ def test_the_commands_to_begin_with(path):
 
 
 def test_layouts_of_a_job_are_compared_for_the_same_tokens(path):
-    assert len(BLOCKS) == 2 and PAGE.count("--micro-steps 16 --") == PAGE.count("--micro-steps 32 --") == 1
-    few = (
-        BLOCKS[1]
-        .replace("--micro-steps 16", "--micro-steps 2 --layers 0:4")
-        .replace("--micro-steps 32", "--micro-steps 4 --layers 0:4")
-    )
-    said = run(few, PATH=path)
-    assert "64 GPUs = EP 32 x DP 1 x PP 2" in said and "64 GPUs = EP 16 x DP 1 x PP 4" in said
-    assert said.count("tokens, 2 micro-steps x 4 of 94 layers") == said.count("tokens, 4 micro-steps x 4 of 94 layers") == 1
+    assert len(BLOCKS) == 2 and PAGE.count("--micro-steps 16 --") == 1
+    said = run(BLOCKS[1].replace("--micro-steps 16", "--micro-steps 2 --layers 0:4 --redundant 1"), PATH=path)
+    assert "64 GPUs = EP 32 x DP 1 x PP 2" in said and "EP 16 x PP 4" in said and "EP 16 x PP 2" in said
     # The options of the table exist.
     (table,) = re.findall(r"\| option \| value \|\n(.*?)\n\n", PAGE, re.DOTALL)
     named, told = set(re.findall(r"`(--[a-z-]+)", table)), run("foremoe simulate --help", PATH=path)
