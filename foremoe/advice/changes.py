@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from foremoe.advice.sample import sample, whole_stage
+from foremoe.advice.sample import on_pipeline, sample, whole_stage
 from foremoe.advice.slots import LEAST_GAIN, SlotChoice, choose_slots, fit_at_home, over
 from foremoe.base.arrays import Array
 from foremoe.machine.trainer import Trainer
@@ -30,6 +30,10 @@ class Case(NamedTuple):
     problem: Problem
     trainer: Trainer
     pp: int = 1
+
+    def ranks(self) -> list[Problem]:
+        """Returns the problems of the pipeline ranks."""
+        return on_pipeline(self.problem, self.pp)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +182,7 @@ def advise(
 
 
 def _fit(case: Case) -> Fit:
-    at_home, buffers = fit_at_home(*case), buffer_bytes(case.problem, case.problem.R)
+    at_home, buffers = fit_at_home(case.ranks(), case.trainer), buffer_bytes(case.problem, case.problem.R)
     again = at_home.reforward_bytes
     return Fit(at_home.peak_bytes + buffers, None if again is None else again + buffers, at_home.memory_bytes)
 
@@ -200,7 +204,7 @@ def stage_seconds(
     same = of.problem if (problem.M, problem.L) == (of.problem.M, of.problem.L) else problem
     part = sample(problem, skewed=same)
     run = force_balanced(part) if even else simulate(part, Planner().plan(part, num_threads=num_threads)[0])
-    whole = whole_stage(problem, part, run, case.trainer, case.pp)
+    whole = whole_stage(problem, part, run, case.trainer, case.ranks())
     moves_s = 0.0
     if problem.L == of.problem.L and problem.G == of.problem.G and (problem.home_LE != of.problem.home_LE).any():
         moves_s = float(price_L(of.problem, problem.home_LE, state_bytes).sum()) * of.trainer.share_of_step(problem.M) / case.pp
@@ -215,7 +219,7 @@ def _tokens(case: Case) -> float:
 
 def _changes(case: Case, slots: SlotChoice) -> Iterator[tuple[str, str, Case]]:
     """Yields name, cost and case of every change that keeps the routing and the ranks."""
-    problem = case.problem
+    problem, trainer = case.problem, case.trainer
     for option in slots.options:
         if option.redundant != problem.R:
             size = gigabytes(option.buffer_bytes)
@@ -236,7 +240,7 @@ def _changes(case: Case, slots: SlotChoice) -> Iterator[tuple[str, str, Case]]:
         again = dataclasses.replace(schedule, reforward=not schedule.reforward, block_L=None)
         changed = dataclasses.replace(problem, schedule=again)
         there = case._replace(problem=changed)
-        peak = gigabytes(fit_at_home(*there).peak_bytes)
+        peak = gigabytes(fit_at_home(there.ranks(), trainer).peak_bytes)
         yield DO_NOT_RECOMPUTE if schedule.reforward else RECOMPUTE, f"{peak} GB a rank at home", there
 
 

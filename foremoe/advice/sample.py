@@ -1,6 +1,7 @@
 """Samples of a stage, which are small enough that many cases can be simulated quickly."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -49,23 +50,22 @@ def on_pipeline(problem: Problem, pp: int) -> list[Problem]:
     return [problem] if pp == 1 else pipeline_problems(problem, pp)
 
 
-def whole_stage(problem: Problem, part: Problem, run: Simulation, trainer: Trainer, pp: int = 1) -> Whole:
+def whole_stage(problem: Problem, part: Problem, run: Simulation, trainer: Trainer, ranks: Sequence[Problem] = ()) -> Whole:
     """Estimates the whole stage of a problem from the timeline of `part`, which is a `sample` of the problem.
 
     Exposed copies of the first micro-step and exposed gradient returns of the last micro-step count once. If the layers are split
-    over `pp` pipeline ranks, every micro-step takes as long as on the slowest of them. Filling and draining the pipeline counts
-    once.
+    over pipeline `ranks`, every micro-step takes as long as on the slowest of them. Filling and draining the pipeline counts once.
     """
     begin_s, end_s = (float(run.end_U[run.micro_step_U == m].max()) for m in (0, part.M - 1))
     steady_s = (end_s - begin_s) / (part.M - 1) if part.M > 1 else end_s
     once_s = begin_s - steady_s + run.total_s - end_s
     head_s = float(head_seconds(problem).max(axis=1).mean())
     trains = problem.schedule.trains
-    ranks = on_pipeline(problem, pp)
+    ranks = ranks or [problem]
     ends_s = max(reduction_seconds(rank, trainer) + optimizer_seconds(rank, trainer) for rank in ranks)
     each_s = [steady_s * rank.L / part.L for rank in ranks]
     each_s[-1] += head_s * (1.0 + problem.cluster.window_backward_ratio * trains)
-    fill_s = sum(each_s) - max(each_s) + (1 + trains) * (pp - 1) * message_s(problem, 0)
+    fill_s = sum(each_s) - max(each_s) + (1 + trains) * (len(ranks) - 1) * message_s(problem, 0)
     return Whole(once_s + ends_s + fill_s, max(each_s))
 
 

@@ -1,7 +1,7 @@
 """`choose_slots`: finds the number of redundant slots that pays off, from simulated stages of sampled rows."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from foremoe.advice.sample import on_pipeline, sample, whole_stage
@@ -88,8 +88,8 @@ def choose_slots(
     if problem.load_MLGE is None:
         raise InputError("slots are chosen by simulated stages, which need counts by source rank; give redundant a number.")
     bare = dataclasses.replace(problem, redundant=0)
-    part, trainer = sample(bare), trainer or Trainer()
-    whole = fit_at_home(bare, trainer, pp)
+    part, trainer, ranks = sample(bare), trainer or Trainer(), on_pipeline(bare, pp)
+    whole = fit_at_home(ranks, trainer)
     most = max(1, bare.E - bare.B)
     numbers = [0, *(2**k for k in range(16) if 2**k <= most)]
     options, best, vain = dict[int, SlotOption](), 0, False
@@ -97,7 +97,7 @@ def choose_slots(
     def attempt(redundant: int) -> SlotOption:
         varied = dataclasses.replace(part, redundant=redundant)
         run = simulate(varied, Planner().plan(varied, num_threads=num_threads)[0])
-        stage_s = whole_stage(bare, part, run, trainer, pp).seconds(bare.M)
+        stage_s = whole_stage(bare, part, run, trainer, ranks).seconds(bare.M)
         buffers = buffer_bytes(problem, redundant)
         staging = min(RETURN_BYTES, buffers) if problem.stage == "update" else 0
         # If the stage does not fit even without slots, a smaller number of slots does not help.
@@ -139,9 +139,9 @@ def choose_slots(
     return SlotChoice(problem=dataclasses.replace(problem, redundant=best), options=in_order)
 
 
-def fit_at_home(problem: Problem, trainer: Trainer, pp: int) -> Fit:
-    """Checks whether the fullest rank of `pp` pipeline ranks fits with all experts at home."""
-    return Fit.worst([fit(rank, rank.static(), trainer=trainer) for rank in on_pipeline(problem, pp)])
+def fit_at_home(ranks: Sequence[Problem], trainer: Trainer) -> Fit:
+    """Checks whether the fullest rank of the pipeline `ranks` fits with all experts at home."""
+    return Fit.worst([fit(rank, rank.static(), trainer=trainer) for rank in ranks])
 
 
 def over(base_s: float, seconds: float) -> float:
