@@ -54,7 +54,7 @@ def whole_stage(problem: Problem, part: Problem, run: Simulation, trainer: Train
     """Estimates the whole stage of a problem from the timeline of `part`, which is a `sample` of the problem.
 
     Exposed copies of the first micro-step and exposed gradient returns of the last micro-step count once. If the layers are split
-    over pipeline `ranks`, every micro-step takes as long as on the slowest of them. Filling and draining the pipeline counts once.
+    over pipeline `ranks`, every micro-step takes as long as on the slowest rank. Filling and draining the pipeline counts once.
     """
     begin_s, end_s = (float(run.end_U[run.micro_step_U == m].max()) for m in (0, part.M - 1))
     steady_s = (end_s - begin_s) / (part.M - 1) if part.M > 1 else end_s
