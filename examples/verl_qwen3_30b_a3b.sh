@@ -4,11 +4,13 @@
 #
 #   DATA=... examples/verl_qwen3_30b_a3b.sh             # 1 node: EP8, Megatron's all-to-all
 #   DATA=... NODES=2 examples/verl_qwen3_30b_a3b.sh     # 2 nodes: EP16, DeepEP, which must be installed
-#   DATA=... NODES=8 EP=32 TP=4 PP=2 RECOMPUTE=full ROLLOUT_TP=8 SLOTS=4 MODEL=Qwen/Qwen3-235B-A22B \
+#   DATA=... NODES=8 EP=8 TP=4 PP=8 ENDS=11 RECOMPUTE=full ROLLOUT_TP=8 SLOTS=2 MODEL=Qwen/Qwen3-235B-A22B \
 #       examples/verl_qwen3_30b_a3b.sh actor_rollout_ref.rollout.gpu_memory_utilization=0.85
 #
-# For several nodes, start Ray on all of them, and run this on its head. The last call needs recomputation: `foremoe simulate`
-# puts its update at 52 GB per GPU, and at 158 GB without. Rollout holds 59 GB of weights per GPU in it.
+# For several nodes, start Ray on all of them, and run this on its head. The last call has the fastest layout that fits, according
+# to `foremoe advise`. ENDS is the number of layers of the first and of the last pipeline rank: 94 layers do not divide by 8. The
+# update needs recomputation: `foremoe simulate` puts it at 37 GB per GPU, and at 139 GB without. Rollout holds 59 GB of weights
+# per GPU in it.
 set -euo pipefail
 
 MODEL=${MODEL:-Qwen/Qwen3-30B-A3B}
@@ -26,6 +28,14 @@ if [ "${RECOMPUTE:-}" = full ]; then
         +actor_rollout_ref.actor.megatron.override_transformer_config.recompute_granularity=full
         +actor_rollout_ref.actor.megatron.override_transformer_config.recompute_method=uniform
         +actor_rollout_ref.actor.megatron.override_transformer_config.recompute_num_layers=1
+    )
+fi
+
+ends=()
+if [ -n "${ENDS:-}" ]; then
+    ends=(
+        +actor_rollout_ref.actor.megatron.override_transformer_config.num_layers_in_first_pipeline_stage="$ENDS"
+        +actor_rollout_ref.actor.megatron.override_transformer_config.num_layers_in_last_pipeline_stage="$ENDS"
     )
 fi
 
@@ -63,6 +73,7 @@ options=(
     actor_rollout_ref.actor.use_dynamic_bsz=True
     actor_rollout_ref.actor.ppo_max_token_len_per_gpu=16384
     "${recompute[@]}"
+    "${ends[@]}"
     "${dispatcher[@]}"
 
     # Rollout by vLLM.

@@ -25,6 +25,12 @@ BIASED = (
     ),
     Case(4, Layout(pp=2, num_layers=4, recompute="full2", engine="GroupedLinear", options=(("add_bias_linear", True),))),
 )
+# Pipeline ranks with different numbers of layers, as recipes of models with 94 layers have.
+UNEVEN = (
+    Case(4, Layout(pp=2, num_layers=3, recompute="full", options=(("num_layers_in_first_pipeline_stage", 1),))),
+    Case(4, Layout(pp=2, num_layers=3, options=(("num_layers_in_last_pipeline_stage", 1),))),
+    Case(4, Layout(pp=2, num_layers=3, dense=(1,), options=(("account_for_embedding_in_pipeline_split", True),))),
+)
 # What the optimizer and checkpoints have to do with; what made the gradients is compared in one step.
 OF_THE_OPTIMIZER = ("grid", "tp", "overlap_grad", "optimizer", "experts")
 # The case, and whether products of matrices are `steady_rows` or those of BLAS.
@@ -39,7 +45,7 @@ def test_all_pairs_are_covered():
     assert len(all_pairs()) > sum(map(len, FACTORS.values()))
 
 
-@pytest.mark.parametrize("case", [*CASES, *NARROW, SINGLE, *FUSED, *BIASED], ids=str)
+@pytest.mark.parametrize("case", [*CASES, *NARROW, SINGLE, *FUSED, *BIASED, *UNEVEN], ids=str)
 def test_one_step_equals_the_program_without_foremoe(pool, case):
     verdicts = pool.run(compare.one_step, case, num_ranks=case.num_ranks)
     for rank, verdict in enumerate(verdicts):

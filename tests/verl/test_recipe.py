@@ -14,10 +14,13 @@ from foremoe.integrations.settings import Settings
 RECIPE = Path(__file__).parents[2] / "examples" / "verl_qwen3_30b_a3b.sh"
 
 
-LARGE = {"NODES": "8", "EP": "32", "TP": "4", "PP": "2", "RECOMPUTE": "full", "ROLLOUT_TP": "8", "SLOTS": "4"}
+LARGE = {
+    "NODES": "8", "EP": "8", "TP": "4", "PP": "8", "ENDS": "11", "RECOMPUTE": "full", "ROLLOUT_TP": "8", "SLOTS": "2",
+}  # fmt: skip
+WIDE = {"NODES": "8", "EP": "32", "TP": "4", "PP": "2", "RECOMPUTE": "full", "SLOTS": "4"}
 
 
-@pytest.mark.parametrize(("sizes", "ep", "dispatcher"), [({}, 8, None), ({"NODES": "2"}, 16, "flex"), (LARGE, 32, "flex")])
+@pytest.mark.parametrize(("sizes", "ep", "dispatcher"), [({}, 8, None), ({"NODES": "2"}, 16, "flex"), (LARGE, 8, None), (WIDE, 32, "flex")])
 def test_the_recipe_composes(tmp_path, sizes, ep, dispatcher):
     from omegaconf import OmegaConf
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
@@ -46,6 +49,9 @@ def test_the_recipe_composes(tmp_path, sizes, ep, dispatcher):
     if dispatcher:
         assert overridden["moe_enable_deepep"] is True and overridden["moe_router_dtype"] == "fp32"
     assert overridden.get("recompute_granularity") == sizes.get("RECOMPUTE")
+    if "ENDS" in sizes:
+        first, last = (overridden[f"num_layers_in_{end}_pipeline_stage"] for end in ("first", "last"))
+        assert 2 < pp and first == last == 11 and (94 - first - last) % (pp - 2) == 0
     slots = int(sizes.get("SLOTS", 1))
     assert actor.megatron.foremoe == Settings(redundant=slots, packing=True, dump=str(tmp_path / "foremoe-workloads"))
 
