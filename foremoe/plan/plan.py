@@ -190,7 +190,7 @@ class Plan(ArrayValue, Checked):
         return split_NP.reshape(self.M, self.L, self.G * self.S)
 
     def to_eplb(self, layer: int | None = None, micro_step: int | None = None) -> EplbMaps:
-        """Returns the placement in the form that EPLB and serving engines use: phy2log, log2phy and logcnt (docs/engines.md).
+        """Returns the placement in the form that EPLB and serving engines use: phy2log, log2phy and logcnt (docs/from-eplb.md).
 
         Quotas are lost, because engines split an expert's tokens evenly over its copies. Slots that are empty get further copies.
 

@@ -123,7 +123,7 @@ def test_a_placement_of_every_micro_step_is_refused_where_they_differ():
 
 
 def test_the_example_of_the_page_prints_what_it_shows(capsys):
-    blocks = blocks_of("docs/engines.md")
+    blocks = blocks_of("docs/from-eplb.md")
     ((i, code),) = ((i, text) for i, (language, text) in enumerate(blocks) if language == "python" and "to_eplb" in text)
     exec(code, {})
     assert capsys.readouterr().out == blocks[i + 1][1]
