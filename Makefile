@@ -115,7 +115,8 @@ docs: .venv/.docs
 	@if [ -e .venv/.docs ]; then echo "docs: building" && $(BIN)/python -m sphinx --fail-on-warning --keep-going --nitpicky --quiet \
 		--fresh-env --jobs auto docs docs/_build && echo "docs: see docs/_build/index.html"; fi
 
-# Pictures of the README and the site, kept in git: from the committed result tables.
+# Pictures of the README and the site, kept in git: from the committed result tables. docs/_static/report.png shows the report of the
+# command in docs/index.md: chromium --headless --hide-scrollbars --window-size=1200,1272 --screenshot=report.png report.html
 pictures: .venv/.docs
 	@if [ -e .venv/.docs ]; then $(BIN)/python -m bench.pictures; fi
 

@@ -7,6 +7,8 @@ import importlib
 import json
 import pkgutil
 import re
+import sys
+import tomllib
 import types
 from pathlib import Path
 from typing import Any
@@ -24,8 +26,15 @@ arrays.Array = type("Array", (), {"__module__": "builtins"})
 numpy.typing.ArrayLike = type("ArrayLike", (), {"__module__": "builtins"})
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+from docs import command_reference  # noqa: E402
+
 # Files outside of this folder that are pages of the site.
 INCLUDED = {"README.md": "overview.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+# Where the site and the repository are; without an entry, pages have no canonical address and no link to their source.
+URLS = {"Documentation": "", "Repository": "", **PROJECT.get("urls", {})}
 
 project, author, release = "foremoe", "the foremoe authors", foremoe.__version__
 project_copyright = author
@@ -34,9 +43,19 @@ source_suffix = {".rst": "restructuredtext", ".md": "markdown", ".ipynb": "markd
 exclude_patterns = ["_build", "_templates"]
 templates_path = ["_templates"]
 html_theme = "furo"
-html_title = f"foremoe {release}"
+html_theme_options: dict[str, Any] = {
+    "source_repository": URLS["Repository"],
+    "source_branch": "main",
+    "source_directory": "docs/",
+}
+if URLS["Repository"]:
+    html_theme_options["footer_icons"] = [{"name": "Repository", "url": URLS["Repository"], "html": "Repository", "class": ""}]
+html_title = project
+html_baseurl = f"{URLS['Documentation'].rstrip('/')}/" if URLS["Documentation"] else ""
+html_favicon = "_static/favicon.svg"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_js_files = ["copy.js"]
 html_show_sphinx = False
 html_copy_source = False
 myst_heading_anchors = 4
@@ -77,6 +96,10 @@ with mock(autodoc_mock_imports):
     autosummary_context = {"public": public()}
 
 
+(ROOT / "docs" / "_reference").mkdir(exist_ok=True)
+(ROOT / "docs" / "_reference" / "commands.md").write_text(command_reference.page())
+
+
 def link(text: str, folder: Path) -> str:
     """A page whose links work on this site as on a forge: other pages as pages, files as downloads, the rest as text."""
 
@@ -110,7 +133,7 @@ def on_page(app: Any, page: str, content: list[str]) -> None:
 
 
 def on_include(app: Any, path: Path, page: str, content: list[str]) -> None:
-    content[0] = link(content[0], ROOT)
+    content[0] = link(re.sub("^# foremoe$", "# Overview", content[0], flags=re.MULTILINE), ROOT)
 
 
 def shorten(app: Any, what: str, name: str, obj: Any, options: Any, signature: str, returns: str) -> tuple[str, str]:
@@ -149,6 +172,16 @@ def resolve(app: Any, env: Any, node: Any, contnode: Any) -> Any:
     return contnode if re.fullmatch(r"Array(Like)?|[a-z_]\w*|[A-Z_]+|[a-z]\w*(\.\w+)+", target) else None
 
 
+def describe(app: Any, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
+    """The first paragraph of a page, for search engines and previews of links."""
+    first = next((node.astext() for node in doctree.findall(nodes.paragraph)), "") if doctree else ""
+    text = " ".join(first.split()) or PROJECT["description"]
+    context["description"] = text if len(text) <= 200 else f"{text[:200].rpartition(' ')[0]} ..."
+    context["picture"] = f"{app.config.html_baseurl}_static/report.png" if app.config.html_baseurl else ""
+    if page.startswith("_reference/") or f"{page}.md" in INCLUDED.values():
+        context["page_source_suffix"] = ""  # its text is not in a file of this folder, so that there is no link to edit it
+
+
 def setup(app: Any) -> None:
     for field in PyObject.doc_field_types:
         field.label = "Attributes" if field.name == "variable" else field.label
@@ -159,3 +192,4 @@ def setup(app: Any) -> None:
     app.connect("autodoc-process-bases", shown_bases)
     app.connect("doctree-read", drop_object)
     app.connect("missing-reference", resolve)
+    app.connect("html-page-context", describe)
