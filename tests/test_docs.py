@@ -8,10 +8,14 @@ import re
 import tomllib
 from pathlib import Path
 
+import click
 import pytest
+from page_blocks import blocks_of, run_blocks
 
 import foremoe
 from bench import pictures
+from docs import command_reference
+from foremoe.cli.main import COMMANDS, main
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
@@ -19,6 +23,8 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 NOT_FILES = re.compile(r"mine\.py|wire\.py|run_grpo\.py|HARDWARE_DATE")
 # It lists old names beside the new ones.
 EXEMPT = {"CHANGELOG.md"}
+# Most words of a page, where it is not 1,500.
+MOST_WORDS = {"README.md": 1100, "troubleshooting.md": 550, "from-eplb.md": 350}
 ENTRY_POINTS = {"foremoe.solvers", "foremoe.backends"}
 
 
@@ -82,10 +88,51 @@ def test_the_picture_of_a_layer_is_that_of_the_readme() -> None:
     assert busiest and all(f"busiest rank {int(load):,} pairs" in text for load in busiest.groups())
 
 
-def test_the_readme_is_short() -> None:
-    """Words of its prose, code and tables; what needs more belongs in docs/."""
-    text = (ROOT / "README.md").read_text()
-    assert len([word for word in text.split() if re.search(r"\w", word)]) <= 1100
+def num_words(page: Path) -> int:
+    """Words of prose, code and tables."""
+    return sum(bool(re.search(r"\w", word)) for word in page.read_text().split())
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name not in MOST_WORDS], ids=lambda path: path.name)
+def test_a_page_is_short(page: Path) -> None:
+    assert num_words(page) <= 1500, "split it, or move what is repeated to one page"
+
+
+def test_all_pages_together_are_short() -> None:
+    assert sum(num_words(page) for page in ROOT.glob("docs/*.md")) <= 20_000
+
+
+@pytest.mark.parametrize("name", MOST_WORDS)
+def test_some_pages_are_shorter(name: str) -> None:
+    """What needs more than the README has belongs in docs/."""
+    (page,) = (page for page in PAGES if page.name == name)
+    assert num_words(page) <= MOST_WORDS[name]
+
+
+def test_the_page_of_commands_has_every_option() -> None:
+    """It is written by the build of the site, docs/conf.py."""
+    top = click.Context(main, info_name="foremoe")
+    for part in command_reference.page().split("\n## foremoe ")[1:]:
+        name, listed = part.partition("\n")[0], re.findall(r"^```\{option\} (.*)$", part, re.MULTILINE)
+        command = main.get_command(top, name)
+        assert command is not None
+        options = [param for param in command.params if isinstance(param, click.Option) and not param.hidden]
+        assert all(any(word in line.replace(",", "").split() for line in listed) for x in options for word in x.opts), name
+    assert command_reference.page().count("\n## foremoe ") == len(COMMANDS)
+
+
+def test_options_and_quoted_values_are_code() -> None:
+    assert command_reference.marked("As --json=FILE, 'a b' or `x --y` of a rank's or ranks' -o.") == (
+        "As `--json=FILE`, `a b` or `x --y` of a rank's or ranks' `-o`."
+    )
+
+
+def test_the_first_page_prints_what_it_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    blocks = [block for block in blocks_of("docs/index.md") if block[0] in ("python", "text")]
+    assert [kind for kind, _ in blocks] == ["python", "text"]
+    run_blocks(blocks, lambda line: None)
+    assert (tmp_path / "plan.safetensors").exists()
 
 
 def test_tables_are_read_below_their_heading() -> None:
