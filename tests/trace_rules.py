@@ -9,7 +9,7 @@ from typing import Any
 def check_trace(trace: dict[str, Any]) -> list[dict[str, Any]]:
     """Raises AssertionError where an event breaks a rule; returns the slices."""
     assert set(trace) == {"traceEvents", "displayTimeUnit"} and trace["displayTimeUnit"] in ("ms", "ns")
-    slices, flows, named = defaultdict(list), defaultdict(dict), defaultdict(set)
+    slices, flows, named, counted = defaultdict(list), defaultdict(dict), defaultdict(set), defaultdict(list)
     for event in trace["traceEvents"]:
         assert {"ph", "ts", "pid", "tid", "name"} <= set(event)
         assert isinstance(event["pid"], int) and isinstance(event["tid"], int) and event["ts"] >= 0 and event["name"]
@@ -18,10 +18,17 @@ def check_trace(trace: dict[str, Any]) -> list[dict[str, Any]]:
         elif event["ph"] == "X":
             assert event["dur"] > 0
             slices[event["pid"], event["tid"]].append(event)
+        elif event["ph"] == "C":
+            assert event["args"] and all(isinstance(value, int | float) and value >= 0 for value in event["args"].values())
+            counted[event["pid"], event["name"]].append((event["ts"], set(event["args"])))
         else:
             assert event["ph"] in "sf" and event["ph"] not in flows[event["id"]]
             flows[event["id"]][event["ph"]] = event
     assert set(slices) <= named["thread_name"] and {pid for pid, _ in slices} == {pid for pid, _ in named["process_name"]}
+    for (pid, _), events in counted.items():
+        # A counter has one series and belongs to a group; its events are in order, so the last one at a time counts.
+        assert pid in {pid for pid, _ in slices} and [at for at, _ in events] == sorted(at for at, _ in events)
+        assert all(series == events[0][1] for _, series in events)
     for track in slices.values():
         # Slices of a track nest: what begins inside another one ends inside it. That is what balances begin and end.
         track.sort(key=lambda e: (e["ts"], -e["dur"]))

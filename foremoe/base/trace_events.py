@@ -50,6 +50,10 @@ class TraceEvents:
             ts = _microseconds(at_s)
             self._add(ph=ph, pid=pid, tid=tid, ts=ts, name=name, cat="foremoe", id=self._flows, **bound)
 
+    def counter(self, pid: int, name: str, at_s: float, unit: str, value: float) -> None:
+        """Sets a counter of a group at a time in seconds. The counter keeps this value until the next event with its name."""
+        self._add(ph="C", pid=pid, tid=0, ts=_microseconds(at_s), name=name, cat="foremoe", args={unit: value})
+
     def to_dict(self) -> dict[str, Any]:
         """Returns the trace as JSON values."""
         return {"traceEvents": self.events, "displayTimeUnit": "ms"}

@@ -83,7 +83,8 @@ Example:
 @option(
     "--trace", "trace_file", metavar="FILE",
     help="Write the stage of the first EP group, with static placement and as planned by foremoe or the first of --planners, as a"
-    " trace for Perfetto. The file is compressed if its name ends in .gz.  [default: not written]",
+    " trace for Perfetto. With --pp, the trace shows every pipeline rank. The file is compressed if its name ends in .gz."
+    "  [default: not written]",
 )  # fmt: skip
 @table_options
 @trainer_options
@@ -95,8 +96,6 @@ def simulate(
     """Runs ``foremoe simulate``."""
     require_writable({"the JSON file": json_file, "the trace": trace_file}, case_options.files)
     case_options = on_gpus(case_options, gpus, pp, vpp)
-    if trace_file is not None and pp * vpp > 1:
-        raise InputError("--trace shows a stage of one pipeline rank; leave --pp and --vpp out.")
     views = knowledge.views_of(foresight)
     look.require(knowledge.COLUMNS if views else COLUMNS)
     systems = _systems(split_list(planners, "--planners"), prefetch, alone=bool(views))
@@ -108,7 +107,7 @@ def simulate(
             rows = simulate_foresight(groups, views, *systems.values(), **options)
         else:
             rows = simulate_systems(groups, systems, **options)
-    traced = [] if trace_file is None else [write_trace(trace_file, groups[0], case.history_LE, systems)]
+    traced = [] if trace_file is None else [write_trace(trace_file, groups[0], case.history_LE, systems, pp, vpp)]
     payload = {
         "rows": rows, "case": {**case.record, "groups": len(groups), "gpus": gpus, "pp": pp, "vpp": vpp, "prefetch": prefetch},
         "objective": case.problem.cost.objective, "cost_model": case.cost_model,

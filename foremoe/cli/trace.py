@@ -3,11 +3,15 @@
 import dataclasses
 from collections.abc import Mapping
 
+import numpy as np
+
 from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError
+from foremoe.plan.plan import Plan
 from foremoe.planner.planner import Planner
 from foremoe.problem.problem import Problem
-from foremoe.simulate.stage import simulate
+from foremoe.simulate.pipeline import PipelineRank, pipeline_problems, simulate_pipeline
+from foremoe.simulate.result import Simulation
 from foremoe.simulate.step import head_seconds
 from foremoe.simulate.systems import System
 from foremoe.simulate.trace import trace
@@ -15,11 +19,15 @@ from foremoe.simulate.trace import trace
 PREFERRED = "foremoe"
 
 
-def write_trace(path: str, problem: Problem, history_LE: Array | None, systems: Mapping[str, System]) -> str:
+def write_trace(
+    path: str, problem: Problem, history_LE: Array | None, systems: Mapping[str, System], pp: int = 1, vpp: int = 1
+) -> str:
     """Writes the trace of one EP group and returns a line that describes it.
 
     Args:
         systems: Systems to choose from. The trace shows foremoe if it is among them, else the first system that plans.
+        pp: Number of pipeline ranks. The trace shows each of them.
+        vpp: Number of chunks per pipeline rank.
 
     Raises:
         InputError: No strategy can be shown, or the file cannot be written.
@@ -28,17 +36,24 @@ def write_trace(path: str, problem: Problem, history_LE: Array | None, systems: 
     if not planned:
         raise InputError("--trace needs a strategy other than static to show; add one to --planners.")
     name = PREFERRED if PREFERRED in planned else next(iter(planned))
-    system = planned[name]
-    reason = system.planner.refusal(problem)
+    reason = planned[name].planner.refusal(problem)
     if reason is not None:
         raise InputError(f"--trace cannot show {name}: {reason}.")
-    static, _ = Planner(rank=()).plan(problem)
-    moved = dataclasses.replace(problem, **system.changes, home_LE=system.planner.homes(problem))
-    plan, _ = system.planner.plan(moved, history_LE=history_LE)
-    head_s_MG = head_seconds(problem)
-    runs = {
-        "static": (static, simulate(problem, static, outside_s_MG=head_s_MG)),
-        name: (plan, simulate(moved, plan, prefetch=system.prefetch, outside_s_MG=head_s_MG)),
-    }
+    runs: dict[str, tuple[Plan, Simulation]] = {}
+    for title, system in (("static", System(planner=Planner(rank=()))), (name, planned[name])):
+        found = _runs(system, problem, history_LE, pp, vpp)
+        runs |= {title if pp == 1 else f"{title}, pipeline rank {rank}": run for rank, run in enumerate(found)}
     trace(runs).save(path)
-    return f"trace: static and {name} of the first EP group; open it at ui.perfetto.dev"
+    whole = "" if pp == 1 else f" on {pp} pipeline ranks"
+    return f"trace: static and {name} of the first EP group{whole}; open it at ui.perfetto.dev"
+
+
+def _runs(system: System, problem: Problem, history_LE: Array | None, pp: int, vpp: int) -> list[tuple[Plan, Simulation]]:
+    """Plans and simulates all pipeline ranks together."""
+    moved = dataclasses.replace(problem, **system.changes, home_LE=system.planner.homes(problem))
+    ranks = []
+    for one in [moved] if pp * vpp == 1 else pipeline_problems(moved, pp, vpp):
+        seen_LE = None if history_LE is None else history_LE[np.isin(problem.moe_layer_L, one.moe_layer_L)]
+        ranks.append(PipelineRank(problem=one, plan=system.planner.plan(one, history_LE=seen_LE)[0]))
+    simulations = simulate_pipeline(ranks, prefetch=system.prefetch, outside_s_MG=head_seconds(problem))
+    return [(rank.plan, simulation) for rank, simulation in zip(ranks, simulations, strict=True)]

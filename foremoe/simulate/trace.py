@@ -1,8 +1,8 @@
-"""Traces of simulated stages for Perfetto, with ranks, links, and an arrow from every copy to the use that needs it."""
+"""Traces of simulated stages for Perfetto, with ranks, links, counters, and an arrow from every copy to the use that needs it."""
 
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,16 +29,19 @@ class _Arrival(NamedTuple):
     end_s: float
     name: str
     use: int  # use that needs the copy; -1 for a gradient
+    args: dict[str, Any]
 
 
 def trace(runs: Mapping[str, tuple[Plan, Simulation]]) -> TraceEvents:
     """Combines simulated stages into one timeline for Perfetto.
 
     Each entry of `runs` becomes a group with one track per rank. Tracks below that of a rank show the weights and gradients that
-    the rank receives.
+    the rank receives. Counters of the group show the skew of the layer that runs, and the bytes of weights and gradients in
+    flight.
 
     Args:
-        runs: Plans and simulations, keyed by name, such as ``{"static": (plan, simulation), "planned": ...}``.
+        runs: Plans and simulations, keyed by name, such as ``{"static": (plan, simulation), "planned": ...}``. Each rank of a
+            pipeline has an entry of its own.
 
     Raises:
         InputError: A simulation does not belong to its plan, or there are too many events for a viewer.
@@ -62,7 +65,7 @@ class _Run:
         self.backward_share = ratio / (1.0 + ratio)
 
     def write(self) -> None:
-        """Writes each rank's own track and then the tracks of each link class on which it receives copies."""
+        """Writes each rank's own track, the tracks of each link class on which it receives copies, and the counters."""
         arrivals = self._arrivals()
         at_G, tid = [], 0
         for g in range(self.plan.G):
@@ -73,6 +76,10 @@ class _Run:
                 tid = self._link(arrivals[g, link], at_G[g], tid, f"rank {g}, {link}", g)
         for u in range(len(self.simulation.start_U)):
             self._use(u, at_G)
+        self._skew()
+        s, model = self.simulation, self.plan.header.model
+        self._in_flight("weights in flight", s.copy_start_C, s.copy_end_C, model.expert_bytes)
+        self._in_flight("gradients in flight", s.return_start_A, s.return_end_A, model.gradient_bytes)
 
     def _arrivals(self) -> dict[tuple[int, str], list[_Arrival]]:
         """Returns the arrivals at every rank, by rank and link."""
@@ -82,14 +89,19 @@ class _Run:
         for c in range(len(t)):
             link = Link(int(t.link_C[c]))
             source = "host" if link == Link.HOST else f"rank {t.src_C[c]}"
-            name = f"expert {t.expert_C[c]} from {source}, {row_name(plan, int(t.micro_step_C[c]), int(t.layer_C[c]))}"
-            copy = _Arrival(float(s.copy_start_C[c]), float(s.copy_end_C[c]), name, int(t.need_C[c]))
+            m, layer, u = int(t.micro_step_C[c]), int(t.layer_C[c]), int(t.need_C[c])
+            name = f"expert {t.expert_C[c]} from {source}, {row_name(plan, m, layer)}"
+            args = self._args(m, layer) | {"phase": _phase(s, u), "expert": int(t.expert_C[c]), "source": source}
+            args["bytes"] = plan.header.model.expert_bytes
+            copy = _Arrival(float(s.copy_start_C[c]), float(s.copy_end_C[c]), name, u, args)
             found.setdefault((int(t.dst_C[c]), f"{link.name.lower()} in"), []).append(copy)
         near_A = node_G[s.return_src_A] == node_G[s.return_dst_A]
         for a in range(len(s.return_start_A)):
-            row = row_name(plan, int(s.return_micro_step_A[a]), int(s.return_layer_A[a]))
-            name = f"gradient of expert {s.return_expert_A[a]} from rank {s.return_src_A[a]}, {row}"
-            gradient = _Arrival(float(s.return_start_A[a]), float(s.return_end_A[a]), name, -1)
+            m, layer, source = int(s.return_micro_step_A[a]), int(s.return_layer_A[a]), f"rank {s.return_src_A[a]}"
+            name = f"gradient of expert {s.return_expert_A[a]} from {source}, {row_name(plan, m, layer)}"
+            args = self._args(m, layer) | {"phase": "backward", "expert": int(s.return_expert_A[a]), "source": source}
+            args["bytes"] = plan.header.model.gradient_bytes
+            gradient = _Arrival(float(s.return_start_A[a]), float(s.return_end_A[a]), name, -1, args)
             key = (int(s.return_dst_A[a]), f"{'peer' if near_A[a] else 'rdma'} in, gradients")
             found.setdefault(key, []).append(gradient)
         return found
@@ -103,7 +115,7 @@ class _Run:
             self.out.track(self.pid, tid + level, title)
         for level, one in zip(level_X, arrivals, strict=True):
             here = (self.pid, tid + level)
-            self.out.slice(here, one.name, one.start_s, one.end_s)
+            self.out.slice(here, one.name, one.start_s, one.end_s, one.args)
             u, half_s = one.use, (one.end_s - one.start_s) / 2.0
             # An arrow must begin and end inside slices, or viewers drop it.
             begin_s, done_s = (float(at_G[rank]) for at_G in _computing(s, u, s.compute_UG[u])) if u >= 0 else (0.0, 0.0)
@@ -114,8 +126,8 @@ class _Run:
     def _use(self, u: int, at_G: list[tuple[int, int]]) -> None:
         s = self.simulation
         m, layer, backward = int(s.micro_step_U[u]), int(s.layer_U[u]), s.phase_U[u] == Phase.BACKWARD
-        name = f"{row_name(self.plan, m, layer)}, {Phase(int(s.phase_U[u])).name.lower()}"
-        args = {"micro_step": m, "layer": layer, "model_layer": int(self.plan.header.moe_layer_L[layer])}
+        name = f"{row_name(self.plan, m, layer)}, {_phase(s, u)}"
+        args = self._args(m, layer) | {"phase": _phase(s, u)}
         parts: tuple[str, ...] = FORWARD
         if backward:
             again = bool(self.again_L[layer])
@@ -127,6 +139,30 @@ class _Run:
             self.out.slice(at, name, s.start_U[u], s.end_U[u], args)
             for part, (start_s, end_s) in zip(parts, pairwise(times_X), strict=True):
                 self.out.slice(at, part, start_s, end_s)
+
+    def _args(self, micro_step: int, layer: int) -> dict[str, Any]:
+        return {"micro_step": micro_step, "layer": layer, "model_layer": int(self.plan.header.moe_layer_L[layer])}
+
+    def _skew(self) -> None:
+        """Writes the skew of the layer in each use. Between uses, the counter is 0."""
+        s = self.simulation
+        skew_U = np.round(self.plan.skew_ML[s.micro_step_U, s.layer_U], 4).tolist()
+        next_U = [*s.start_U[1:].tolist(), np.inf]
+        for start_s, end_s, next_s, skew in zip(s.start_U.tolist(), s.end_U.tolist(), next_U, skew_U, strict=True):
+            self.out.counter(self.pid, "skew", start_s, "max / mean", skew)
+            if next_s > end_s + 1e-9:
+                self.out.counter(self.pid, "skew", end_s, "max / mean", 0)
+
+    def _in_flight(self, name: str, start_X: Array, end_X: Array, num_bytes: int) -> None:
+        """Writes the bytes that are in flight between the start and the end of each copy."""
+        at_X, of_X = np.unique(np.round(np.concatenate([start_X, end_X]), 9), return_inverse=True)
+        change_X = np.bincount(of_X[: len(start_X)], minlength=len(at_X)) - np.bincount(of_X[len(start_X) :], minlength=len(at_X))
+        for at_s, copies in zip(at_X.tolist(), np.cumsum(change_X).tolist(), strict=True):
+            self.out.counter(self.pid, name, at_s, "bytes", copies * num_bytes)
+
+
+def _phase(s: Simulation, u: int) -> str:
+    return Phase(int(s.phase_U[u])).name.lower()
 
 
 def _forward_times(s: Simulation, u: int) -> Array:

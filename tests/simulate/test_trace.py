@@ -17,6 +17,7 @@ from foremoe.cli.main import main
 from foremoe.simulate import simulate, trace
 
 G, L = 4, 3
+COPY_ARGS = {"micro_step", "layer", "model_layer", "phase", "expert", "source", "bytes"}
 
 
 def problem_of(schedule: str = "accumulate") -> foremoe.Problem:
@@ -40,10 +41,29 @@ def test_a_trace_keeps_the_format_s_rules(schedule):
     ends_us = np.sort([e["ts"] + e["dur"] for e in copies])
     assert np.allclose(ends_us, np.sort(runs["planned"][1].copy_end_C) * 1e6, atol=2e-3)
     assert sum(e["ph"] == "s" for e in made["traceEvents"]) == len(copies)
+    assert {key for e in copies for key in e["args"]} == COPY_ARGS
     ranks = [e for e in made["traceEvents"] if e["name"] == "thread_name" and e["args"]["name"] == "rank 3"]
     computed_us = sum(e["dur"] for e in slices if e["name"] == "expert compute" and (e["pid"], e["tid"]) == (2, ranks[1]["tid"]))
     if schedule != "accumulate+reforward":
         assert computed_us == pytest.approx(runs["planned"][1].compute_UG[:, 3].sum() * 1e6, rel=1e-3)
+
+
+def test_counters_say_skew_and_bytes_in_flight():
+    problem = problem_of()
+    plan, _ = foremoe.Planner().plan(problem)
+    run = simulate(problem, plan)
+    events = [e for e in trace({"planned": (plan, run)}).to_dict()["traceEvents"] if e["ph"] == "C"]
+    skews = [e["args"]["max / mean"] for e in events if e["name"] == "skew" and e["args"]["max / mean"]]
+    assert np.allclose(skews, plan.skew_ML[run.micro_step_U, run.layer_U], atol=1e-4)
+    for name, start_X, end_X, size in (
+        ("weights in flight", run.copy_start_C, run.copy_end_C, problem.model.expert_bytes),
+        ("gradients in flight", run.return_start_A, run.return_end_A, problem.model.gradient_bytes),
+    ):
+        mine = [e for e in events if e["name"] == name]
+        at_s, held = (np.array([e["ts"] for e in mine]) / 1e6, np.array([e["args"]["bytes"] for e in mine]))
+        assert held[-1] == 0 and (held >= 0).all() and held.max() > 0
+        # The area under the counter is bytes times seconds of all copies.
+        assert (held[:-1] * np.diff(at_s)).sum() == pytest.approx(size * (end_X - start_X).sum(), rel=1e-3)
 
 
 def test_a_simulation_of_another_plan_is_refused():
@@ -74,6 +94,20 @@ def test_the_command_writes_both_runs(tmp_path):
     assert done.exit_code == 0, done.stderr
     assert "static and foremoe" in done.stdout
     check_trace(json.loads(gzip.decompress(path.read_bytes())))
+    for more, names in (
+        (["--pp", "2"], [f"{name}, pipeline rank {rank}" for name in ("static", "foremoe") for rank in (0, 1)]),
+        (["--vpp", "3", "--micro-steps", "3"], ["static", "foremoe"]),
+    ):
+        done = CliRunner().invoke(main, ["simulate", *case, *more, "--planners", "static,foremoe", "--trace", str(path)])
+        assert done.exit_code == 0, done.stderr
+        made = json.loads(gzip.decompress(path.read_bytes()))
+        slices = check_trace(made)
+        assert [e["args"]["name"] for e in made["traceEvents"] if e["name"] == "process_name"] == names
+        # All layers are there, each on one pipeline rank, and a later rank begins later.
+        first = {pid: min(e["ts"] for e in slices if e["pid"] == pid) for pid in {e["pid"] for e in slices}}
+        layers = [(e["pid"], e["args"]["model_layer"]) for e in slices if e["pid"] <= len(names) // 2 and "args" in e]
+        assert sorted(layer for _, layer in set(layers)) == [0, 1, 2]
+        assert len(names) == 2 or (first[1] < first[2] and first[3] < first[4])
     done = CliRunner().invoke(main, ["simulate", *case, "--planners", "static", "--trace", str(path)])
     assert done.exit_code != 0 and "other than static" in done.stderr
 
