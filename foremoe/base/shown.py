@@ -1,4 +1,4 @@
-"""Functions that make HTML tables, which show values in notebooks."""
+"""Functions that make HTML tables, which show values in notebooks, and words for times."""
 
 import dataclasses
 import html
@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 _LONGEST = 120  # maximum characters of a field
+_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 
 
 def table(caption: str, figures: Mapping[str, str], below: str = "") -> str:
@@ -23,6 +24,13 @@ def fields(value: Any) -> str:
     """Returns a `table` of a dataclass instance. It shows dtype and shape of arrays, and the shortened `repr` of other fields."""
     shown = {field.name: _text(getattr(value, field.name)) for field in dataclasses.fields(value)}
     return table(type(value).__name__, shown)
+
+
+def seconds_words(value: float) -> str:
+    """Returns a time given in seconds as text with three digits and a unit."""
+    factor, unit = next(((f, u) for f, u in _UNITS if value >= f), _UNITS[-1])
+    number = value / factor
+    return f"{number:.0f} {unit}" if number >= 100 or value == 0 else f"{number:#.3g} {unit}"
 
 
 def _text(value: object) -> str:

@@ -31,7 +31,7 @@ COMMANDS = {
     "solvers": "List strategies and installed solvers.",
     "doctor": "List the software and hardware that foremoe finds here, for a bug report.",
     "calibrate": "Measure this machine's constants for the cost model.",
-    "report": "Write an HTML page about a plan: skew, copies, timeline, links and memory.",
+    "report": "Write an HTML page about a plan: skew, copies, links and memory.",
     "warm-up": "Compile all kernels once, ahead of the first plan.",
 }
 

@@ -34,8 +34,8 @@ class RecordedCommand(HelpedCommand):
 
 _HELP = """Writes one self-contained HTML page about a plan. Any browser can open the page from disk, without a network.
 
-The page shows the skew before and after planning, the loads and copies of a chosen layer, and a simulated timeline. It also
-shows links, memory, strategies, and the gain of each possible change of the case. Times are simulated.
+The page shows the skew before and after planning, and the loads and copies of a chosen layer. It also shows links, memory,
+strategies, and the gain of each possible change of the case. Times are simulated. `foremoe simulate --trace` writes a timeline.
 
 All ranks (--ranks) share the tokens. With --ep or --pp, the page has a plan for every EP group and pipeline rank, and shows the
 slowest plan first.

@@ -7,12 +7,12 @@ import numpy as np
 
 from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError
+from foremoe.base.shown import seconds_words
 from foremoe.machine.trainer import Trainer
 from foremoe.plan.plan import Plan
 from foremoe.planner.planner import Planner
 from foremoe.planner.summary import PlanSummary
 from foremoe.problem.problem import Problem
-from foremoe.report.verdict import seconds_words
 from foremoe.simulate.pipeline import PipelineRank, pipeline_problems
 from foremoe.simulate.runs import StageRuns, run_pipeline, stage_gains
 from foremoe.simulate.step import head_seconds

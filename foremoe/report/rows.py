@@ -14,7 +14,7 @@ from foremoe.problem.problem import Problem
 from foremoe.report.packing import Packer
 from foremoe.report.reasons import BestCopies
 
-# Letters: M micro-steps, L layers, N = M*L rows, G ranks, E experts, Z replicas, C copies, A gradients that go home.
+# Letters: M micro-steps, L layers, N = M*L rows, G ranks, E experts, Z replicas, C copies.
 
 FROM_HOST = -1
 NOT_SENT = -2  # the replica is still in its buffer from an earlier use, or the plan is scored and never executed
@@ -34,14 +34,6 @@ def replica_of_copies(plan: Plan, replicas: Replicas) -> Array:
     t = plan.transfers
     row_C = t.micro_step_C.astype(np.int64) * plan.L + t.layer_C
     return np.searchsorted(key_Z, (row_C * plan.G + t.dst_C) * plan.S + t.slot_C)
-
-
-def replica_of_returns(plan: Plan, replicas: Replicas, row_A: Array, expert_A: Array, rank_A: Array) -> Array:
-    """Returns the index of the replica whose gradient is returned, for each gradient return, int64 [A]."""
-    key = lambda row, rank, expert: (row * plan.G + rank) * plan.E + expert  # noqa: E731
-    key_Z = key(replicas.row_Z, replicas.rank_Z, replicas.expert_Z)
-    order_Z = np.argsort(key_Z, kind="stable")
-    return order_Z[np.searchsorted(key_Z[order_Z], key(row_A, rank_A, expert_A))]
 
 
 def require_belongs(problem: Problem, plan: Plan) -> None:

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 # The order matters, because each script may use definitions of the ones before it.
 SCRIPTS = (
-    "data.js", "svg.js", "colours.js", "export.js", "heat.js", "bars.js", "arcs.js", "matrix.js", "lanes.js", "lanes_source.js",
-    "timeline.js", "charts.js", "experts.js", "tables.js", "job.js", "page.js",
+    "data.js", "svg.js", "colours.js", "export.js", "heat.js", "bars.js", "arcs.js", "matrix.js", "charts.js", "experts.js",
+    "tables.js", "job.js", "page.js",
 )  # fmt: skip
 
 

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
+from foremoe.base.shown import seconds_words
 from foremoe.machine.cluster import Cluster
 
 EVEN = 1.005  # smaller gains count as none
-UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 
 
 def verdict(facts: Mapping[str, Any], cluster: Cluster) -> dict[str, Any]:
@@ -62,10 +62,8 @@ def _gain(facts: Mapping[str, Any], gains: Mapping[str, Any]) -> str:
 
 
 def _exposed(facts: Mapping[str, Any]) -> str:
-    measured = facts["timeline"] is not None and facts["timeline"]["kind"] == "measured"
-    if measured:
-        waits = [total["exposed_s"] for total in facts["timeline"]["totals"]]
-        return f"Exposed: the slowest rank waited {seconds_words(max(waits, default=0.0))} for copies, measured."
+    if facts["waited_s"] is not None:
+        return f"Exposed: the slowest rank waited {seconds_words(facts['waited_s'])} for copies, measured."
     if facts["headline"]["replicas_per_rank"] == 0:
         return "Nothing is copied."
     simulated = facts["simulated"]
@@ -86,10 +84,3 @@ def _sure(facts: Mapping[str, Any], cluster: Cluster) -> str:
         "How certain: the constants are data-sheet figures, uncalibrated, so trust ratios more than seconds. `foremoe calibrate`"
         " measures them."
     )
-
-
-def seconds_words(value: float) -> str:
-    """Returns a time given in seconds as text with three digits and a unit."""
-    factor, unit = next(((f, u) for f, u in UNITS if value >= f), UNITS[-1])
-    number = value / factor
-    return f"{number:.0f} {unit}" if number >= 100 or value == 0 else f"{number:#.3g} {unit}"

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from foremoe.advice.changes import Advice
-from foremoe.base.errors import InputError
 from foremoe.base.files import write_file
 from foremoe.base.version import __version__
 from foremoe.machine.trainer import Trainer
@@ -20,7 +19,6 @@ from foremoe.problem.pricing import price
 from foremoe.problem.problem import Problem
 from foremoe.report.contents import headline, late, links, memory, parts, planning, simulated
 from foremoe.report.job import JobPart, job_facts, job_gains, slowest_words
-from foremoe.report.lanes import pack_simulation, pack_timelines
 from foremoe.report.packing import Packer
 from foremoe.report.reasons import best_copies
 from foremoe.report.rows import link_bytes, pack_reasons, pack_rows, require_belongs
@@ -49,7 +47,7 @@ def write_report(
         plan: Plan of `problem`.
         planner_report: Summary that `Planner.plan` returned with the plan.
         runs: Simulated stage, as returned by `run_stage` for the plan, or None.
-        timelines: Measured timelines, one `Timeline` per rank, or None.
+        timelines: Measured timelines, one `Timeline` per rank, or None. The page shows how long ranks waited for copies.
         strategies: Rows of the table of strategies, as returned by `foremoe.compare`.
         advice: Result of `foremoe.advise` for the original problem.
         source: Short description of the origin of the load.
@@ -61,7 +59,7 @@ def write_report(
         trainer: Settings of the training around the stage, as in `rank_memory`.
 
     Raises:
-        InputError: The plan does not belong to the problem, both `runs` and `timelines` are given, or the file cannot be written.
+        InputError: The plan does not belong to the problem, or the file cannot be written.
     """
     strategies_shown = strategy_table(strategies) if strategies else None
     block = _block(_Shown(
@@ -131,11 +129,9 @@ class _Shown:
 
 def _block(shown: _Shown) -> Block:
     """Returns the data that the page shows about one plan."""
-    problem, plan, runs, timelines = shown.problem, shown.plan, shown.runs, shown.timelines
+    problem, plan, runs = shown.problem, shown.plan, shown.runs
     posed, trainer = shown.posed or problem, shown.trainer
     require_belongs(problem, plan)
-    if runs is not None and timelines:
-        raise InputError("a report shows a simulated or a measured timeline; give runs= or timelines=, not both.")
     packer, head = Packer(), plan.header
     replicas, static = Replicas.of(plan), price(posed, posed.static()).reshape(plan.M, plan.L)
     bytes_by_link = link_bytes(problem, plan, replicas)
@@ -144,11 +140,6 @@ def _block(shown: _Shown) -> Block:
     moved = int((posed.home_LE // plan.B != plan.home_LE // plan.B).sum())
     if moved:
         packer.add("posed_rank_LE", posed.home_LE // plan.B, "uint16")
-    timeline = None
-    if runs is not None:
-        timeline = pack_simulation(packer, plan, replicas, runs.planned)
-    elif timelines:
-        timeline = pack_timelines(packer, plan, timelines)
     facts = {
         "version": __version__, "model": head.model.name,
         "cluster": head.cluster.name, "cluster_source": head.cluster.source, "standing": head.cluster.standing,
@@ -166,7 +157,7 @@ def _block(shown: _Shown) -> Block:
         "memory": memory(problem, plan, trainer),
         "planning": planning(shown.planner_report),
         "simulated": simulated(runs),
-        "timeline": timeline,
+        "waited_s": max(timeline.exposed_s for timeline in shown.timelines) if shown.timelines else None,
         "arrays": packer.contents,
     }  # fmt: skip
     return Block(facts, packer.text())

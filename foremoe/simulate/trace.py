@@ -60,7 +60,7 @@ class _Run:
 
     def __init__(self, out: TraceEvents, pid: int, plan: Plan, simulation: Simulation) -> None:
         self.out, self.pid, self.plan, self.simulation = out, pid, plan, simulation
-        self.again_L = reforwarded_alone(plan)
+        self.again_L = _reforwarded_alone(plan)
         ratio = plan.header.cluster.window_backward_ratio
         self.backward_share = ratio / (1.0 + ratio)
 
@@ -193,7 +193,7 @@ def _each_rank(*times: Array | float) -> Array:
     return np.stack(np.broadcast_arrays(*times))
 
 
-def reforwarded_alone(plan: Plan) -> Array:
+def _reforwarded_alone(plan: Plan) -> Array:
     """Returns bool [L], True for layers recomputed in their backward use. In larger blocks, recomputation has separate uses."""
     schedule = plan.header.schedule
     if not schedule.reforward or schedule.block_L is None:

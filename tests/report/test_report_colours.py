@@ -22,13 +22,13 @@ WHITE = [0.95047, 1.0, 1.08883]
 TOGETHER = {
     "activities": (
         10.0,
-        ("attention", "dispatch", "compute", "combine", "weights", "gradient", "wait", "again", "outside", "moves"),
+        ("attention", "dispatch", "compute", "combine", "weights", "gradient", "wait", "outside", "moves"),
     ),
     "links": (15.0, ("peer", "rdma", "host", "held", "gradient")),
     "one row": (15.0, ("planned", "chosen", "bound", "amount")),
 }
 ANY_TWO, FROM_PAPER = 6.0, 12.0
-# Luminance, as WCAG counts it: arcs and lanes of copies are thin.
+# Luminance, as WCAG counts it: arcs of copies are thin.
 CONTRAST_OF_LINKS = 2.2
 
 

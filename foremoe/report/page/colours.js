@@ -20,7 +20,6 @@ const MEANINGS = {
   weights: ["#f74f2e", "#f67c1e"], // waiting for weights
   gradient: ["#66286d", "#f2c5e6"], // gradients sent home, or waiting for them
   wait: ["#bdc3ca", "#495059"], // waiting for other ranks
-  again: ["#c1c009", "#bdaa6d"], // activation recomputation
   outside: ["#747474", "#b5b5b5"], // head, reduction, optimizer
   moves: ["#683108", "#977a5a"], // homes that move
   peer: ["#e0a030", "#f89f2a"], // copies by peer links
@@ -41,8 +40,6 @@ const LIGHT = themeOf(0), DARK = themeOf(1);
 
 const darkScheme = window.matchMedia("(prefers-color-scheme: dark)");
 const themeNow = () => (darkScheme.matches && !printing ? DARK : LIGHT);
-
-const rgbOf = (hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
 
 /** Coloured squares with names, in as many lines as `room` requires. Returns the group, the width of the last line and the lines. */
 function legend(theme, x, y, items, { size = 11, room = Infinity } = {}) {

@@ -2,7 +2,7 @@
 // Puts the page together: words at the top, figures, and the row that all of them show.
 
 const state = { row: 0, rank: null };
-let rows = null, timeline = null;
+let rows = null;
 // Called after a row or rank was chosen.
 const onChosen = [];
 const ROW_LINK = /^#(?:part=\d+&)?row=(\d+),(\d+)(?:&rank=(\d+))?$/;
@@ -15,7 +15,8 @@ function headWords() {
   const moving = facts.moves ? ", moves of homes included" : "", v = facts.verdict;
   document.getElementById("title").textContent = [facts.model, `${facts.stage} stage`, partWords()].filter(Boolean).join(", ");
   const badges = [facts.standing];
-  if (facts.timeline) badges.push(facts.timeline.kind);
+  if (facts.simulated) badges.push("simulated");
+  if (facts.waited_s !== null) badges.push("waits measured");
   if (facts.moves) badges.push(`homes moved first: ${plural(facts.moves.experts, "expert")}, ${seconds(moves_s)}`);
   if (!facts.executable) badges.push("homes move: scored, never executed");
   document.getElementById("badges").append(...badges.map((text) => html("span", { class: "badge" }, text)));
@@ -92,7 +93,6 @@ function update() {
   document.getElementById("replicas").replaceChildren(...(reason === null ? [replicaTable(rows, n, rank)] : [html("p", { class: "reason" }, reason)]));
   for (const id of ["heat-before", "heat-after", "bars", "arcs"]) figures.get(id).redraw();
   for (const act of onChosen) act();
-  if (timeline && timeline.follow && timeline.shownRow !== n) { timeline.shownRow = n; timeline.show(timeline.source.around(n)); }
 }
 
 function rowControls() {
@@ -152,18 +152,10 @@ function stageFigures() {
   if (facts.changes) document.getElementById("changes-table").append(changesTable(facts.changes));
 }
 
-function timelineFigure() {
-  const t = facts.timeline;
-  const words = t.kind === "simulated" ? "Simulated: every use of a layer, rank by rank." : "Measured: copies as engines saw them; compute was not recorded.";
-  document.getElementById("time-words").textContent = `${words} Drag to pan, Ctrl and wheel or double click to zoom; the strip shows the whole stage. Zoomed out, a pixel column shows the shares of its time. ${t.left_out || ""}`;
-  if (!t.tick_s) { document.getElementById("timeline").hidden = true; return; }
-  timeline = new TimelineView(t.kind === "simulated" ? new SimulatedSource(rows, rows.arrays) : new MeasuredSource(rows.arrays));
-}
-
 async function open() {
   headWords();
   rows = new Rows(await readArrays());
-  for (const [id, value] of [["job", job], ["time", facts.timeline], ["compared", facts.strategies], ["changes", facts.changes]]) document.getElementById(id).hidden = !value;
+  for (const [id, value] of [["job", job], ["compared", facts.strategies], ["changes", facts.changes]]) document.getElementById(id).hidden = !value;
   contentsWords();
   rowControls();
   const linked = chosenByAddress();
@@ -172,7 +164,6 @@ async function open() {
   rowFigures();
   update();
   expertFigures();
-  if (facts.timeline) timelineFigure();
   stageFigures();
   if (linked) document.getElementById("row").scrollIntoView();
   window.addEventListener("hashchange", () => {
