@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 
 import foremoe
@@ -63,16 +64,34 @@ def test_a_notebook_shows_fields_and_the_skew_of_a_plan() -> None:
     work = foremoe.synthetic_workload("gpt-oss-20b", num_ranks=4, tokens_per_rank=64, micro_steps=2, num_layers=3, regime="mid")
     model = dataclasses.replace(foremoe.Model.preset("gpt-oss-20b"), name="<b>mine</b>")
     problem = foremoe.Problem.of(work, foremoe.Cluster.preset("8xh100", 4), model=model, redundant=1)
-    plan, _ = foremoe.Planner().plan(problem)
-    for shown in (work, problem.cluster, plan, foremoe.simulate.simulate(problem, plan)):
+    plan, summary = foremoe.Planner().plan(problem)
+    run, gain = foremoe.simulate.simulate(problem, plan), foremoe.gain(problem, plan)
+    for shown in (work, problem.cluster, plan, summary, run, gain):
         ElementTree.fromstring(f"<div>{shown._repr_html_()}</div>")  # well formed
     page = plan._repr_html_()
     assert "<b>" not in page and "&lt;b&gt;mine" in page and "<th style='text-align:left'>skew</th>" in page
     home, planned = re.findall(r"points='([^']*)'", page)
     assert len(home.split()) == len(planned.split()) == 3
     assert "int32 [2, 3, 4, 32]" in work._repr_html_()
+    assert "start: skew mean" in summary._repr_html_() and f"{gain.speedup:.2f}x" in gain._repr_html_()
+    shares = [float(share) for share in re.findall(r"\((\d+\.\d)%\)", run._repr_html_())]
+    assert sum(shares) == pytest.approx(100.0, abs=0.5)
     alone = plan.select([0])._repr_html_()
     assert len(re.findall(r"points='([^']*)'", alone)[0].split()) == 2 and alone.count("layer 0</text>") == 1
+
+
+def test_a_plan_draws_its_skew_on_one_scale(monkeypatch: pytest.MonkeyPatch) -> None:
+    work = foremoe.synthetic_workload("gpt-oss-20b", num_ranks=4, tokens_per_rank=64, micro_steps=2, num_layers=3, regime="mid")
+    plan, _ = foremoe.Planner().plan(foremoe.Problem.of(work, foremoe.Cluster.preset("8xh100", 4), redundant=1))
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "matplotlib", None)
+        with pytest.raises(foremoe.InputError, match=r"Plan\.plot needs matplotlib; pip install matplotlib"):
+            plan.plot()
+    matplotlib = pytest.importorskip("matplotlib", reason="pictures need matplotlib")
+    matplotlib.use("Agg")
+    static, planned = (axis.images[0] for axis in plan.plot().axes[:2])
+    assert np.array_equal(planned.get_array(), plan.skew_ML) and static.get_array().shape == (2, 3)
+    assert static.get_clim() == planned.get_clim() == (1.0, static.get_array().max())
 
 
 def test_toml_is_read_without_the_package_that_writes_it() -> None:

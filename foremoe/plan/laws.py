@@ -32,6 +32,12 @@ _CLOSE = 1e-9
 _SEARCHED = (Stop.OPTIMAL, Stop.LIMIT, Stop.CANCELLED, Stop.FELL_BACK)
 
 
+class Checked:
+    """Cached check result. It is not a field, so copies, files and messages do not contain it."""
+
+    __slots__ = ("_checked",)
+
+
 def plan_violations(plan: Plan, problem: Problem | None = None) -> list[PlanError]:
     """Lists every law that a plan violates. If `problem` is given, also lists how the plan differs from the problem."""
     found = Violations(plan.L)

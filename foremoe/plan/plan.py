@@ -6,6 +6,7 @@ import dataclasses
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from foremoe.base.arrays import Array, ArrayValue, Length, array
 from foremoe.base.errors import InputError, PlanError
 from foremoe.plan.eplb_maps import EplbMaps, eplb_maps
 from foremoe.plan.header import PlanHeader
-from foremoe.plan.laws import plan_violations
+from foremoe.plan.laws import Checked, plan_violations
 from foremoe.plan.split import split_over_sources
 from foremoe.plan.transfers import TransferList, derive_transfers
 from foremoe.problem.cost import Cost
@@ -25,12 +26,6 @@ from foremoe.workload.skew import mean_skew, skew
 from foremoe.workload.workload import Workload
 
 # Letters: M micro-steps, L layers, N = M*L rows, G ranks, E experts, B base slots, S slots, P = G*S physical slots.
-
-
-class Checked:
-    """Cached check result. It is not a field, so copies, files and messages do not contain it."""
-
-    __slots__ = ("_checked",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -77,16 +72,20 @@ class Plan(ArrayValue, Checked):
     E = Length("home_LE")  #: Number of logical experts.
 
     def __repr__(self) -> str:
-        head = self.header
-        return (
-            f"Plan({self.M} micro-steps, {self.L} layers, {self.G} ranks, {self.E} experts, R={head.redundant},"
-            f" {self.num_replicas} replicas, stage={head.key.stage!r}, objective={head.cost.objective!r})"
-        )
+        head, sizes = self.header, f"{self.M} micro-steps, {self.L} layers, {self.G} ranks, {self.E} experts"
+        more = f"R={head.redundant}, {self.num_replicas} replicas, stage={head.key.stage!r}, objective={head.cost.objective!r}"
+        return f"Plan({sizes}, {more})"
 
     def _repr_html_(self) -> str:
         from foremoe.plan.shown import plan_html
 
         return plan_html(self)
+
+    def plot(self) -> Any:
+        """Draws the skew of every row as a map, static and planned, and returns the figure. Needs matplotlib."""
+        from foremoe.plan.plot import skew_maps
+
+        return skew_maps(self)
 
     @property
     def N(self) -> int:
@@ -131,8 +130,7 @@ class Plan(ArrayValue, Checked):
     @property
     def load_gap_ML(self) -> Array:
         """Difference between the largest rank load and its proven lower bound, as a share of the bound, float64 [M, L]."""
-        load_ML = self.load_NG.max(axis=1).reshape(self.M, self.L)
-        bound_ML = np.maximum(self.load_bound_ML, 1.0)
+        load_ML, bound_ML = self.load_NG.max(axis=1).reshape(self.M, self.L), np.maximum(self.load_bound_ML, 1.0)
         return np.maximum(load_ML - bound_ML, 0.0) / bound_ML
 
     @property
@@ -239,8 +237,8 @@ class Plan(ArrayValue, Checked):
         for plan in plans[1:]:
             same = np.array_equal(plan.home_LE, first.home_LE)
             same &= np.array_equal(plan.header.moe_layer_L, first.header.moe_layer_L)
-            for name in ("key", "model", "redundant", "slot_depth", "replicas", "keeps_homes", "planner", "cost"):
-                same &= getattr(plan.header, name) == getattr(first.header, name)
+            names = ("key", "model", "redundant", "slot_depth", "replicas", "keeps_homes", "planner", "cost")
+            same &= all(getattr(plan.header, name) == getattr(first.header, name) for name in names)
             if not same or not plan.header.cluster.same_as(first.header.cluster):
                 raise InputError("only plans of the same key, layers, model, cluster, homes, slots and planner can be joined.")
         whole = schedule if schedule is not None else Schedule.join([p.header.schedule for p in plans])

@@ -8,6 +8,7 @@ import numpy as np
 
 from foremoe.base.arrays import Array
 from foremoe.base.compiled import compile_seconds
+from foremoe.base.shown import seconds_words, table
 from foremoe.problem.placement import Placement, Stop
 from foremoe.problem.problem import Problem
 from foremoe.workload.skew import mean_skew
@@ -67,6 +68,14 @@ class PlanSummary:
     def __repr__(self) -> str:
         skews = " -> ".join(f"{level.skew_mean:.3f}" for level in self.levels)
         return f"PlanSummary(plan_s={self.plan_s:.3g}, {self.rows} rows, skew {skews}, {len(self.warnings)} warnings)"
+
+    def _repr_html_(self) -> str:
+        shown = {"planning": f"{seconds_words(self.plan_s)} for {self.rows} rows"}
+        for i, level in enumerate(self.levels):
+            gain = f"skew mean {level.skew_mean:.3f}, {level.rows_improved} rows improved, {seconds_words(level.seconds)}"
+            shown[f"level {i}"] = f"{level.solver}: {gain}"
+        shown |= {"search ended by": ", ".join(f"{name} ({rows} rows)" for name, rows in self.stops.items())}
+        return table("PlanSummary", shown | {f"warning {i}": text for i, text in enumerate(self.warnings, 1)})
 
     def log_warnings(self) -> None:
         """Logs `warnings`. This method is for callers that do not show the summary."""

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from foremoe.base.arrays import Array, ArrayValue, array
+from foremoe.base.shown import seconds_words, table
 
 # Letters: U uses (a layer in a pass, see Schedule.uses), G ranks, C weight copies, A gradient returns, W links (`LINKS`).
 
@@ -110,6 +111,15 @@ class Simulation(ArrayValue):
     def __repr__(self) -> str:
         uses, copies = len(self.micro_step_U), len(self.copy_start_C)
         return f"Simulation(total_s={self.total_s:.6g}, {uses} uses, {copies} copies, {self.parts!r})"
+
+    def _repr_html_(self) -> str:
+        parts_s = {name: part_s for name, part_s in self.parts.to_dict().items() if part_s > 0}
+        shown = {name.removesuffix("_s"): f"{seconds_words(x)} ({x / self.total_s:.1%})" for name, x in parts_s.items()}
+        busy_s = {name: float(busy_G.max()) for name, busy_G in zip(LINKS, self.link_busy_WG, strict=True)}
+        busy = [f"{name} {seconds_words(most_s)}" for name, most_s in busy_s.items() if most_s > 0]
+        counts = f"{len(self.micro_step_U)} uses, {len(self.copy_start_C)} copies, {len(self.return_start_A)} gradients returned"
+        ends = {"busiest links": ", ".join(busy), "events": counts}
+        return table("Simulation", {"stage": seconds_words(self.total_s), **shown, **ends})
 
     @property
     def total_s(self) -> float:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from foremoe.base.arrays import Array
+from foremoe.base.shown import seconds_words, table
 from foremoe.machine.trainer import Trainer
 from foremoe.plan.plan import Plan
 from foremoe.planner.planner import Planner
@@ -43,6 +44,12 @@ class Gain:
     def share_of_balanced(self) -> float:
         """Throughput with the plan, as a share of the throughput with even routing."""
         return self.balanced_s / self.planned_s
+
+    def _repr_html_(self) -> str:
+        runs = {"at home": self.static_s, "planned": self.planned_s, "even routing": self.balanced_s}
+        shown = {name: seconds_words(stage_s) for name, stage_s in runs.items()}
+        gains = {"speed-up": f"{self.speedup:.2f}x", "of even routing": f"{self.share_of_balanced:.0%}"}
+        return table(f"Gain ({self.standing})", {**shown, **gains})
 
     def __str__(self) -> str:
         seconds = f"{self.static_s:.3g} s at home, {self.planned_s:.3g} s by plan, {self.balanced_s:.3g} s with even routing"
