@@ -1,8 +1,9 @@
-"""Runs docs/notebook.ipynb from top to bottom and writes the outputs into it, without Jupyter."""
+"""Runs docs/notebook.ipynb from top to bottom and writes the outputs into it, without Jupyter. Needs matplotlib."""
 
 from __future__ import annotations
 
 import ast
+import base64
 import contextlib
 import io
 import json
@@ -41,12 +42,17 @@ def _outputs(source: str, names: dict[str, Any], count: int) -> list[dict[str, A
         found.append({"output_type": "stream", "name": "stdout", "text": text})
     if value is not None:
         data = {"text/plain": repr(value)} | ({"text/html": value._repr_html_()} if hasattr(value, "_repr_html_") else {})
+        if hasattr(value, "savefig"):
+            picture = io.BytesIO()
+            value.savefig(picture, format="png", dpi=80, metadata={"Software": None})
+            data = {"text/plain": repr(value), "image/png": base64.b64encode(picture.getvalue()).decode()}
         found.append({"output_type": "execute_result", "execution_count": count, "metadata": {}, "data": data})
     return found
 
 
 def main() -> None:
     os.environ.setdefault("NO_COLOR", "1")
+    os.environ.setdefault("MPLBACKEND", "agg")
     NOTEBOOK.write_text(json.dumps(executed(json.loads(NOTEBOOK.read_text())), indent=1) + "\n")
     print(f"{NOTEBOOK.name} holds the outputs of this run")
 
