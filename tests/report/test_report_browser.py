@@ -20,7 +20,7 @@ from foremoe.workload.skew import skew
 pytestmark = pytest.mark.skipif(chromium() is None, reason=WHY_NOT)
 
 FIGURES = (
-    "heat-before", "heat-after", "bars", "arcs", "experts", "late", "parts", "links", "memory", "strategies",
+    "heat-removed", "heat-after", "bars", "arcs", "experts", "late", "parts", "links", "memory", "strategies",
     "gap", "planning",
 )  # fmt: skip
 
@@ -58,7 +58,7 @@ def test_it_draws_without_complaint_and_without_a_request(opened, page):
     assert opened.js("document.querySelector('#trouble').hidden")
     for name in FIGURES:
         assert opened.js(f"document.querySelectorAll('#{name} svg *, #{name} canvas').length") > 0, name
-    assert opened.js("document.querySelector('#heat-before .cells').dataset.cells") == str(M * L)
+    assert opened.js("document.querySelector('#heat-removed .cells').dataset.cells") == str(M * L)
 
 
 def test_loads_and_skews_are_the_plan_s(opened, case):
@@ -94,7 +94,7 @@ def test_a_click_chooses_a_row_and_its_bars(opened, case):
 
 
 def test_arrow_keys_choose_rows_and_stay_inside(opened):
-    opened.js("choose(0); document.querySelector('#heat-before svg').focus()")
+    opened.js("choose(0); document.querySelector('#heat-removed svg').focus()")
     for key, row in (("ArrowRight", 1), ("ArrowDown", L + 1), ("ArrowLeft", L), ("ArrowLeft", L), ("ArrowUp", 0), ("ArrowUp", 0)):
         opened.press(key)
         assert row_of(opened) == row

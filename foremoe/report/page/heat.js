@@ -20,12 +20,12 @@ function heatImage(lines, columns, values, most, shareOf) {
   return heatImages.get(values).href;
 }
 
-/** The skew map. `most` is the upper end of the shared colour scale; `chosen` is a row or null. */
-function drawHeat(theme, width, { values_N, most, chosen, name }) {
+/** A map of skew. The colour scale goes from `least` to `most`; `chosen` is a row or null. */
+function drawHeat(theme, width, { values_N, least, most, chosen, name, unit }) {
   const { M, L } = facts, wide = width - HEAT.left - HEAT.right;
   const high = Math.max(M > 32 ? Math.min(M * 9, 380) : Math.min(M * 22, 288), 26), height = HEAT.top + high + HEAT.bottom;
   const root = canvasOf(width, height, theme, `Skew ${name}, ${M} micro-steps by ${L} layers`);
-  root.append(svg("image", { x: HEAT.left, y: HEAT.top, width: wide, height: high, preserveAspectRatio: "none", href: heatImage(M, L, values_N, most, (n) => (most > 1 ? (values_N[n] - 1) / (most - 1) : 0)), "image-rendering": "pixelated", "data-cells": M * L, class: "cells" }));
+  root.append(svg("image", { x: HEAT.left, y: HEAT.top, width: wide, height: high, preserveAspectRatio: "none", href: heatImage(M, L, values_N, most, (n) => (most > least ? (values_N[n] - least) / (most - least) : 0)), "image-rendering": "pixelated", "data-cells": M * L, class: "cells" }));
   for (const l of indexTicks(L, wide / L, 28)) {
     root.append(label(HEAT.left + (l + 0.5) * wide / L, HEAT.top + high + 14, l, theme, { anchor: "middle", colour: theme.muted }));
   }
@@ -34,7 +34,7 @@ function drawHeat(theme, width, { values_N, most, chosen, name }) {
   }
   root.append(label(HEAT.left + wide / 2, height - 6, layerAxis(), theme, { anchor: "middle", colour: theme.muted }));
   root.append(label(4, HEAT.top - 7, "micro-step", theme, { colour: theme.muted }));
-  root.append(heatScale(theme, width - HEAT.right + 12, Math.min(high, 200), { least: 1, most, name: "max / mean" }));
+  root.append(heatScale(theme, width - HEAT.right + 12, Math.min(high, 200), { least, most, name: unit }));
   if (chosen !== null) {
     const cw = wide / L, ch = high / M, x = HEAT.left + (chosen % L) * cw, y = HEAT.top + Math.floor(chosen / L) * ch;
     // Black inside white stays visible on every colour of the map.
@@ -66,7 +66,7 @@ function heatScale(theme, x, high, { least, most, name, bend = 1 }) {
 }
 
 /** Makes a drawn map choose rows by pointer and arrow keys. */
-function heatControls(plot, rows, values_N, name, choose) {
+function heatControls(plot, rows, choose) {
   const root = plot.firstChild, cells = root.querySelector(".cells");
   root.setAttribute("tabindex", "0");
   const rowAt = (event) => {
@@ -76,7 +76,7 @@ function heatControls(plot, rows, values_N, name, choose) {
   };
   root.addEventListener("pointermove", (event) => {
     const n = rowAt(event);
-    showTip(event, n === null ? "" : `${rowName(n)}: skew ${fixed(values_N[n], 3)} ${name}`);
+    showTip(event, n === null ? "" : `${rowName(n)}: skew ${fixed(rows.before_N[n], 3)} → ${fixed(rows.after_N[n], 3)}`);
   });
   root.addEventListener("pointerleave", hideTip);
   root.addEventListener("click", (event) => { const n = rowAt(event); if (n !== null) choose(n); });

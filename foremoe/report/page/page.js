@@ -91,7 +91,7 @@ function update() {
     `load gap ${percent(rows.gap_N[n])}; predicted ${change(a.static_s_ML[n], a.planned_s_ML[n])}`;
   const reason = rows.reason(n);
   document.getElementById("replicas").replaceChildren(...(reason === null ? [replicaTable(rows, n, rank)] : [html("p", { class: "reason" }, reason)]));
-  for (const id of ["heat-before", "heat-after", "bars", "arcs"]) figures.get(id).redraw();
+  for (const id of ["heat-removed", "heat-after", "bars", "arcs"]) figures.get(id).redraw();
   for (const act of onChosen) act();
 }
 
@@ -119,11 +119,11 @@ function rankWords(g) {
 }
 
 function rowFigures() {
-  const [before, after] = [rows.before_N, rows.after_N].map((values) => values.reduce((a, b) => Math.max(a, b), 1)), own = document.getElementById("own-scale");
-  own.addEventListener("change", () => figures.get("heat-after").redraw());
-  for (const [id, values_N, name] of [["heat-before", rows.before_N, "before"], ["heat-after", rows.after_N, "after"]]) {
-    figure(id, (theme, width, paper) => drawHeat(theme, width, { values_N, most: name === "after" && own.checked ? after : Math.max(before, after), name, chosen: paper ? null : state.row }),
-      { afterDraw: (plot) => heatControls(plot, rows, values_N, name, choose), paperWidth: 700 });
+  const removed_N = rows.before_N.map((before, n) => before - rows.after_N[n]);
+  for (const [id, values_N, even, name, unit] of [["heat-removed", removed_N, 0, "removed", "removed"], ["heat-after", rows.after_N, 1, "planned", "max / mean"]]) {
+    const [least, most] = [Math.min, Math.max].map((pick) => values_N.reduce((a, b) => pick(a, b), even));
+    figure(id, (theme, width, paper) => drawHeat(theme, width, { values_N, least, most, name, unit, chosen: paper ? null : state.row }),
+      { afterDraw: (plot) => heatControls(plot, rows, choose), paperWidth: 700 });
   }
   const few = facts.G <= MAX_ARC_RANKS;
   if (!few) document.querySelector("#arcs figcaption").firstChild.textContent = `Copies by ${blocksOfRanks().what}: their number, with the moved pairs as colour`;
