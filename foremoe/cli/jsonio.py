@@ -65,6 +65,13 @@ def require_writable(outputs: Mapping[str, str | None], inputs: Iterable[str | N
         taken.add(_place(path))
 
 
+def require_ending(what: str, path: str | None, *endings: str) -> None:
+    """Raises InputError for an output file whose name ends as if it were of another kind. A name without an ending is allowed."""
+    ending = Path(path or "").suffix.lower()
+    if ending and ending not in endings:
+        raise InputError(f"{what} {click.format_filename(str(path))!r} must end in {' or '.join(endings)}; give another name.")
+
+
 def _place(path: str) -> str:
     with file_errors(path, "use", "give another file name"):
         return os.path.realpath(path)

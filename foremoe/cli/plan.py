@@ -6,7 +6,7 @@ import click
 
 from foremoe.advice.changes import advise
 from foremoe.cli.figures import plan_figures, summary_figures
-from foremoe.cli.jsonio import JsonCommand, emit, require_writable
+from foremoe.cli.jsonio import JsonCommand, emit, require_ending, require_writable
 from foremoe.cli.memory import plan_line
 from foremoe.cli.options import CaseOptions, case_options, option, threads_option, trainer_options
 from foremoe.cli.progress import Progress
@@ -45,6 +45,8 @@ def plan(
     """Runs ``foremoe plan``."""
     outputs = {"the plan file": output, "the workload file": save_workload, "the JSON file": json_file}
     require_writable(outputs, case_options.files)
+    require_ending("the plan file", output, ".safetensors")
+    require_ending("the workload file", save_workload, ".safetensors")
     with Progress() as progress:
         case, planned, summary = plan_case(case_options, planner_name, threads, progress)
         for warning in summary.warnings:

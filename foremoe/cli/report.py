@@ -9,7 +9,7 @@ from foremoe.advice.changes import advise
 from foremoe.base.errors import InputError
 from foremoe.cli.gpus import gpus_option, on_gpus, pp_option, vpp_option
 from foremoe.cli.helping import HelpedCommand
-from foremoe.cli.jsonio import STDOUT, emit, require_writable
+from foremoe.cli.jsonio import STDOUT, emit, require_ending, require_writable
 from foremoe.cli.memory import plan_line
 from foremoe.cli.options import RANKS, CaseOptions, case_options, option, planners_option, threads_option, trainer_options
 from foremoe.cli.progress import Progress
@@ -77,6 +77,7 @@ def report(
     if output == STDOUT:
         raise InputError("the report goes to a file, not to stdout; give -o a name such as report.html.")
     require_writable({"the report": output}, [*case_options.files, plan_file])
+    require_ending("the report", output, ".html", ".htm")
     case_options, several = on_gpus(case_options, gpus, pp, vpp), ep is not None or pp * vpp > 1
     names = split_list(planners, "--planners")
     compared = {} if names == [NOTHING] else planners_of(names)

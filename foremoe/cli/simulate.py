@@ -9,7 +9,7 @@ from foremoe.base.errors import InputError
 from foremoe.cli import knowledge
 from foremoe.cli.gpus import gpus_option, layout_words, on_gpus, pp_option, vpp_option
 from foremoe.cli.inputs import build_groups
-from foremoe.cli.jsonio import JsonCommand, emit, require_writable
+from foremoe.cli.jsonio import JsonCommand, emit, require_ending, require_writable
 from foremoe.cli.memory import table_lines
 from foremoe.cli.options import RANKS, CaseOptions, case_options, option, planners_option, table_options, trainer_options
 from foremoe.cli.progress import Progress
@@ -95,6 +95,7 @@ def simulate(
 ) -> None:  # fmt: skip
     """Runs ``foremoe simulate``."""
     require_writable({"the JSON file": json_file, "the trace": trace_file}, case_options.files)
+    require_ending("the trace", trace_file, ".json", ".gz")
     case_options = on_gpus(case_options, gpus, pp, vpp)
     views = knowledge.views_of(foresight)
     look.require(knowledge.COLUMNS if views else COLUMNS)

@@ -84,6 +84,19 @@ def test_no_output_replaces_an_input(trace: str, dealing: list[str], tmp_path: P
     assert Path(trace).read_bytes() == before and not Path(target).exists()
 
 
+@pytest.mark.parametrize(
+    ("words", "endings"),
+    [
+        (["report", "-o", "r.pdf"], ".html or .htm"),
+        (["plan", "-o", "p.npz"], ".safetensors"),
+        (["plan", "--save-workload", "w.npz"], ".safetensors"),
+        (["simulate", "--trace", "t.html"], ".json or .gz"),
+    ],
+)
+def test_no_output_is_named_like_a_file_of_another_kind(words: list[str], endings: str, trace: str, dealing: list[str]) -> None:
+    assert f"{words[-1]!r} must end in {endings}; give another name." in bad([words[0], trace, *dealing, *words[1:]])
+
+
 def test_a_missing_output_directory_is_found_before_planning(trace: str, dealing: list[str]) -> None:
     said = bad(["plan", trace, *dealing, "-o", "nowhere/p.safetensors", "--planner", "no_such_module:x"])
     assert "there is no directory 'nowhere'" in said
