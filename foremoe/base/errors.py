@@ -12,10 +12,22 @@ def printable(text: str) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
+# A shorter part of a name is in many names by chance.
+_LEAST_PART, _MOST_MEANT = 3, 4
+
+
 def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """Returns ``did you mean 'quota'? `` if one of `names` is close, or else an empty string."""
-    close = difflib.get_close_matches(name.strip().lower(), list(names), n=1)
-    return f"did you mean {close[0]!r}? " if close else ""
+    """Returns ``did you mean 'quota'? `` if one of `names` is close, or else an empty string.
+
+    Names that begin with `name` are closest, then names that contain it, then names of a similar spelling.
+    """
+    word, known = name.strip().lower(), list(names)
+    longer = [other for other in known if word in other.lower()] if len(word) >= _LEAST_PART else []
+    close = [other for other in longer if other.lower().startswith(word)] or longer or difflib.get_close_matches(word, known, n=1)
+    if not close:
+        return ""
+    *others, last = [repr(other) for other in close[:_MOST_MEANT]]
+    return f"did you mean {', '.join(others)}{' or ' if others else ''}{last}? "
 
 
 _LONGEST = 2000

@@ -32,7 +32,7 @@ def _near(name: str | bytes) -> str:
     """Returns a hint at a file of the same folder with a similar name, or an empty string."""
     folder, last = os.path.split(os.fsdecode(name))
     with contextlib.suppress(OSError):
-        return did_you_mean(last, os.listdir(folder or "."))
+        return did_you_mean(last, sorted(os.listdir(folder or ".")))
     return ""
 
 

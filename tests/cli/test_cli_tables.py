@@ -119,6 +119,8 @@ def test_unknown_columns_are_refused_with_the_list() -> None:
         Look(columns=("nane",)).require(columns(2))
     Look(columns=("c1",)).require(columns(2))
     assert did_you_mean("quta", ["quota", "greedy"]) == "did you mean 'quota'? " and did_you_mean("x", ["quota"]) == ""
+    assert did_you_mean("eplb", ["feplb", "eplb-step", "eplb-exact"]) == "did you mean 'eplb-step' or 'eplb-exact'? "
+    assert did_you_mean("Step", ["feplb", "eplb-step"]) == "did you mean 'eplb-step'? "
 
 
 def test_missing_values_and_missing_names() -> None:
