@@ -11,10 +11,10 @@ from foremoe.base.arrays import Array
 from foremoe.base.budget import require_budget
 from foremoe.base.errors import InputError
 from foremoe.base.tensor_file import header_of, kind_of
+from foremoe.cli.case_text import case_lines, case_notes
 from foremoe.cli.files import cluster_of, file_name, history_load, is_file, model_of, model_told, read_routing, read_trace
 from foremoe.cli.options import DEFAULT_MICRO_STEPS, DEFAULT_RANKS, DEFAULT_REGIME, DEFAULT_TOKENS_PER_RANK, CaseOptions
 from foremoe.cli.progress import Progress
-from foremoe.cli.tables import plural
 from foremoe.cli.texts import layer_range, packer_of
 from foremoe.levels import PackSolver
 from foremoe.machine.model import Model
@@ -121,38 +121,9 @@ def _case(options: CaseOptions, source: _Dealt, progress: Progress | None) -> Ca
         "tokens_per_rank": None if dealt is None else dealt.tokens_per_rank, "packer": None if dealt is None else dealt.packer,
         "seed": options.seed, "left_out_micro_steps": 0 if dealt is None else dealt.dropped_micro_steps,
     }  # fmt: skip
-    notes = [*_notes(options, record), *([] if chosen is None else [str(chosen)])]
-    line = "\n".join([*_lines(record, len(model.moe_layer_L)), *notes])
+    notes = [*case_notes(options, record, cluster), *([] if chosen is None else [str(chosen)])]
+    line = "\n".join([*case_lines(record, len(model.moe_layer_L)), *notes])
     return Case(problem=problem, workload=work, history_LE=history_LE, record=record, line=line, slots=chosen)
-
-
-def _notes(options: CaseOptions, record: dict[str, Any]) -> list[str]:
-    """Returns notes that help to read the figures of the case."""
-    notes, per_rank = [], record["tokens_per_rank"]
-    room = record["ranks"] * (per_rank or 0)
-    if record["micro_steps"] == 1 and record["tokens"] < 0.8 * room:
-        filled = f"the routing fills {record['tokens'] / room:.0%} of one micro-step of {record['ranks']} x {per_rank:,} tokens"
-        notes.append(f"note: {filled}; record more, or lower --tokens-per-rank")
-    if record["nodes"] > 1 and options.dispatch is None and not is_file(options.cluster):
-        notes.append(
-            "note: a plain all-to-all is assumed; for DeepEP or HybridEP (Megatron's flex dispatcher) give --dispatch node"
-        )
-    return notes
-
-
-def _lines(record: dict[str, Any], model_layers: int) -> list[str]:
-    source = " + ".join(record["traces"]) or f"synthetic {record['synthetic']} ({record['regime']}, seed {record['seed']})"
-    layers = plural(record["layers"], "layer")
-    if record["layers"] < model_layers:
-        layers = f"{record['layers']} of {model_layers} layers"
-    size = f"{record['tokens']:,} tokens, {plural(record['micro_steps'], 'micro-step')} x {layers}"
-    where = f"{plural(record['ranks'], 'rank')} on {plural(record['nodes'], 'node')}, {record['dispatch']} dispatch"
-    routing = f"top-{record['topk']} of {record['experts']} experts, {where}, R = {record['redundant']}"
-    lines = [f"case: {source}: {size}, {routing}, {record['stage']}, objective {record['objective']}"]
-    if record["layers"] < model_layers and record["layer_range"] is None:
-        held = f"the routing has {record['layers']} of the {model_layers} MoE layers of {record['model']}"
-        lines.append(f"note: {held}; if another model was recorded, name it with --model")
-    return lines
 
 
 def require_one_source(options: CaseOptions) -> None:

@@ -203,3 +203,10 @@ def test_a_case_says_what_it_assumes(tmp_path: Path) -> None:
     dealt = ["plan", str(trace), "--model", "gpt-oss-20b", "--ranks", "8", "--redundant", "1", "--tokens-per-rank"]
     assert "of one micro-step of 8 x 1,024 tokens; record more" in good([*dealt, "1024"]).stdout
     assert "record more" not in good([*dealt, "16"]).stdout
+
+
+def test_a_node_that_is_not_full_is_a_note(trace: str, dealing: list[str]) -> None:
+    words = ["plan", trace, *dealing, "--planner", "static"]
+    noted = "note: node 1 has only 1 rank of 3; a --ranks-per-node that divides 4 makes nodes equal"
+    assert noted in good([*words, "--ranks-per-node", "3"]).stdout.splitlines()
+    assert "has only" not in good(words).stdout
