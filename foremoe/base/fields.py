@@ -97,7 +97,7 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Returns the table in the TOML file at `path`."""
     data = read_file(path, _MAX_TOML_BYTES)
     try:
-        text = data.decode("utf-8")
+        text = data.decode("utf-8-sig")  # some editors begin files with a byte-order mark
         if _MANY_PARTS.search(text):
             raise ValueError("a key of many parts")
         return tomllib.loads(text)

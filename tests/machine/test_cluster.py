@@ -340,6 +340,13 @@ def test_bad_node_lists(nodes):
     assert "node_of_rank" in refusal(Cluster.from_dict, {**SMALL, "node_of_rank": nodes})
 
 
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path):
+    path = tmp_path / "cluster.toml"
+    Cluster(**SMALL).to_toml(path)
+    path.write_text(path.read_text(), encoding="utf-8-sig")
+    assert path.read_bytes()[:3] == b"\xef\xbb\xbf" and Cluster.from_toml(path).same_as(Cluster(**SMALL))
+
+
 def test_broken_files(tmp_path):
     path = tmp_path / "cluster.toml"
     assert "no file" in refusal(Cluster.from_toml, path)
