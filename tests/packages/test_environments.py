@@ -1,10 +1,11 @@
 """Lowest versions are made from pyproject.toml, and only a registry that does not answer excuses a stage."""
 
 import json
+import re
 
 import pytest
 from audit import audited
-from environments import ROOT, lowest, requirements, unreachable
+from environments import ROOT, lowest, project, requirements, unreachable
 from oldest import LONG, TESTS, needed
 
 
@@ -20,6 +21,12 @@ def test_every_requirement_names_its_lowest_version(group):
 def test_another_form_is_refused(text):
     with pytest.raises(SystemExit, match="names no lowest version"):
         lowest(["numba>=0.61", text])
+
+
+def test_the_classifiers_name_the_pythons_that_ci_tests():
+    tested = re.findall(r'"(3\.\d+)"', re.search(r"python: \[(.*)\]", (ROOT / ".github/workflows/tests.yml").read_text())[1])
+    named = [text.rpartition(" ")[2] for text in project()["project"]["classifiers"] if ":: Python :: 3." in text]
+    assert named == tested
 
 
 def test_the_oldest_environment_has_no_torch():
