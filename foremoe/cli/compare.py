@@ -39,7 +39,7 @@ PLANNED = {
     "skew_p99": Column("p99", number(3), meaning="that of the worst hundredth of rows"),
     "skew_max": Column("max", number(3), rank=9, meaning="that of the worst row"),
     "gap_mean": Column("load gap", percent, meaning="busiest rank above the proven lower bound"),
-    "replicas_per_layer": Column("replicas", number(1), rank=5, meaning="of a row"),
+    "replicas_per_layer": Column("replicas", number(1), rank=5),
     "moves_per_layer": Column("moves", number(1), meaning="copies made for a row, or slots refilled where homes move"),
     "max_fanout": Column("fanout", count, meaning="most copies that leave one rank for one row"),
     "bytes_per_layer": Column("sent", BYTES, rank=8, meaning="weights (every pass) and gradients of a row; then by link"),
@@ -107,13 +107,9 @@ def compare(
         "static_stage_s": judge.static_s, "trainer": trainer, "advice": str(told),
     }  # fmt: skip
     words = footers(rows, chosen, case.constants, judge.static_s)
+    words.append(step_line(rows, trainer, [name for name, planner in chosen.items() if planner.keeps_homes]))
     memory = table_lines(rows, case.problem.cluster.memory_bytes)
-    emit(
-        json_file,
-        payload,
-        [case.line, "", table(rows, chosen), "", *words, step_line(rows, trainer), *memory, f"advice: {told}"],
-        look,
-    )
+    emit(json_file, payload, [case.line, "", table(rows, chosen), "", *words, *memory, f"advice: {told}"], look)
 
 
 def table(rows: Sequence[Mapping[str, Any]], planners: Mapping[str, Planner]) -> Table:

@@ -1,6 +1,6 @@
 """``foremoe simulate``: simulates every strategy on a cluster as an event timeline."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import click
@@ -123,7 +123,8 @@ def simulate(
         told = knowledge.footers(rows, name, case.constants, case.history_LE is not None)
         words: list[str | Table] = [knowledge.table(rows), "", *told]
     else:
-        words = [_table(rows), "", *footers(rows, case.constants), step_line(rows, trainer)]
+        runs = [row["solver"] for row in rows if row["executable"] and row["solver"] != BALANCED]
+        words = [_table(rows), "", *footers(rows, case.constants), step_line(rows, trainer, runs)]
         blind = [] if case.history_LE is not None else [name for name, s in systems.items() if s.planner.foresight == "previous"]
         if blind:
             words.append(f"{', '.join(blind)}: micro-step 0 has no history and is static; give --history TRACE")
@@ -172,17 +173,23 @@ def footers(rows: Sequence[Mapping[str, Any]], constants: str) -> list[str]:
     return lines
 
 
-def step_line(rows: Sequence[Mapping[str, Any]], trainer: Trainer) -> str:
-    """Describes the column of whole steps. Without --rollout-share, returns the fastest system's gain at several shares."""
+def step_line(rows: Sequence[Mapping[str, Any]], trainer: Trainer, runs: Collection[str]) -> str:
+    """Names the fastest of the systems that an engine `runs`, and describes the gains of whole steps.
+
+    Without --rollout-share, there is no column of whole steps, so the line has the gain of that system at several shares.
+    """
     known = [row for row in rows if row["step_speedup_at"] is not None]
     if not known:
         return "step: unknown without static; add it to --planners"
+    real = [row for row in known if row["solver"] in runs]
+    best = max([row for row in real if row.get("fits", True)] or real or known, key=lambda row: row["speedup_vs_static"])
+    fastest = f"fastest that an engine runs: {best['solver']}"
     if trainer.outside_s(0.0) is not None:
-        return f"step: gain of a training step of which {outside_words(trainer)} lie outside the stages (--rollout-share)"
-    real = [row for row in known if row["solver"] not in ("static", BALANCED)]
-    best = max(real or known, key=lambda row: row["speedup_vs_static"])
+        return f"{fastest}; step: gain of a training step of which {outside_words(trainer)} lie outside the stages (--rollout-share)"
+    if best["solver"] == "static":
+        return fastest
     each = ", ".join(f"{gain:.3f} with {share} %" for share, gain in best["step_speedup_at"].items())
-    return f"a whole step gains less; {best['solver']}: {each} of it outside the stages (set your share with --rollout-share)"
+    return f"{fastest}; a whole step gains less: {each} of it outside the stages (set your share with --rollout-share)"
 
 
 def outside_words(trainer: Trainer) -> str:

@@ -93,7 +93,10 @@ def test_no_output_replaces_an_input(trace: str, dealing: list[str], tmp_path: P
         (["simulate", "--trace", "t.html"], ".json or .gz"),
     ],
 )
-def test_no_output_is_named_like_a_file_of_another_kind(words: list[str], endings: str, trace: str, dealing: list[str]) -> None:
+def test_no_output_is_named_like_a_file_of_another_kind(
+    words: list[str], endings: str, trace: str, dealing: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     assert f"{words[-1]!r} must end in {endings}; give another name." in bad([words[0], trace, *dealing, *words[1:]])
 
 

@@ -63,8 +63,15 @@ def test_a_strategy_that_refuses_the_group_is_left_out_with_its_reason() -> None
     assert "no system plans these EP groups" in bad(["simulate", *words, "--planners", "feplb"])
 
 
-def test_the_step_depends_on_what_lies_outside_the_stages(trace: str, dealing: list[str]) -> None:
-    words = [trace, *dealing, "--planners", "static,foremoe"]
+# foremoe gains in this case.
+GAINING = [
+    "--synthetic", "gpt-oss-20b", "--ranks", "4", "--layers", "0:1", "--tokens-per-rank", "8192", "--micro-steps", "2",
+    "--redundant", "1",
+]  # fmt: skip
+
+
+def test_the_step_depends_on_what_lies_outside_the_stages() -> None:
+    words = [*GAINING, "--planners", "static,foremoe"]
     alone, slow = rows_of([*words, "--rollout-share", "0"]), rows_of([*words, "--rollout-share", "100s"])
     assert alone["foremoe"]["step_speedup"] == alone["foremoe"]["speedup_vs_static"]
     assert slow["foremoe"]["step_speedup"] == pytest.approx(1.0, abs=1e-3)
@@ -76,10 +83,19 @@ def test_the_step_depends_on_what_lies_outside_the_stages(trace: str, dealing: l
         lines = good([command, *words]).stdout.splitlines()
         assert "step" not in next(line for line in lines if "speed-up" in line)
         told = ", ".join(f"{gains[percent]:.3f} with {percent} %" for percent in ("50", "85", "95"))
-        assert f"foremoe: {told} of it outside the stages" in " ".join(" ".join(lines).split())
+        assert f"; a whole step gains less: {told} of it outside the stages" in " ".join(" ".join(lines).split())
     assert "neither a share from 0 to 0.999 nor seconds" in bad(["simulate", *words, "--rollout-share", "1.5"])
-    without = good(["simulate", trace, *dealing, "--planners", "foremoe"]).stdout
+    without = good(["simulate", *GAINING, "--planners", "foremoe"]).stdout
     assert "step: unknown without static" in without
+
+
+@pytest.mark.parametrize("command", ["simulate", "compare"])
+def test_the_fastest_that_an_engine_runs_is_named(command: str, trace: str, dealing: list[str]) -> None:
+    words = [command, *GAINING, "--planners", "static,eplb-exact,foremoe"]
+    assert "fastest that an engine runs: foremoe; a whole step gains less: " in good(words).stdout
+    assert "fastest that an engine runs: foremoe; step: gain of " in good([*words, "--rollout-share", "0.5"]).stdout
+    slow = [command, trace, *dealing, "--redundant", "0", "--planners", "eplb-exact,static"]
+    assert "fastest that an engine runs: static" in good(slow).stdout.splitlines()
 
 
 def test_memory_has_a_verdict(tmp_path: Path) -> None:
