@@ -185,7 +185,8 @@ def step_line(rows: Sequence[Mapping[str, Any]], trainer: Trainer, runs: Collect
     best = max([row for row in real if row.get("fits", True)] or real or known, key=lambda row: row["speedup_vs_static"])
     fastest = f"fastest that an engine runs: {best['solver']}"
     if trainer.outside_s(0.0) is not None:
-        return f"{fastest}; step: gain of a training step of which {outside_words(trainer)} lie outside the stages (--rollout-share)"
+        outside = f"{outside_words(trainer)} lie outside the stages (--rollout-share)"
+        return f"{fastest}; step: gain of a training step of which {outside}"
     if best["solver"] == "static":
         return fastest
     each = ", ".join(f"{gain:.3f} with {share} %" for share, gain in best["step_speedup_at"].items())
