@@ -83,9 +83,15 @@ class _Clock(event.Listener):  # type: ignore[misc]
         self.wall_s, self.cpu_s = 0.0, dict[int, float]()
         self.watchers: list[Callable[[str], None]] = []
         self.begun: list[tuple[float, float]] = []
+        self.told = False
 
     # numba compiles one function at a time, under a lock.
     def on_start(self, event: Any) -> None:
+        if not self.told and isinstance(event.data["dispatcher"]._cache, _Cache):
+            self.told = True
+            # A watcher shows it in its own way, and the ranks of a machine share a cache.
+            if not self.watchers and os.environ.get("LOCAL_RANK", "0") == "0":
+                _logger.warning("foremoe: compiling kernels, once per machine (about a minute); `foremoe warm-up` does it ahead")
         self.begun.append((time.perf_counter(), time.thread_time()))
 
     def on_end(self, event: Any) -> None:

@@ -49,6 +49,9 @@ def read_only(tmp_path_factory):
         yield root
 
 
+COMPILING = "foremoe: compiling kernels, once per machine (about a minute); `foremoe warm-up` does it ahead"
+
+
 def run(root, temporary, writable):
     """Lines that a fresh process prints which runs a kernel of the package in `root`."""
     home = root / "home"
@@ -70,8 +73,8 @@ def run(root, temporary, writable):
 def test_a_read_only_installation_caches_in_the_temporary_folder(read_only, tmp_path):
     folder = tmp_path / f"foremoe-{os.getuid()}"
     first, second = (run(read_only, tmp_path, tmp_path) for _ in range(2))
-    assert len(first) == 3 and re.search(rf"is cached in {folder}; set NUMBA_CACHE_DIR", first[0])
-    assert first[1:] == ["[[0, -1]]", "0"] and second[1:] == ["[[0, -1]]", "1"]
+    assert len(first) == 4 and re.search(rf"is cached in {folder}; set NUMBA_CACHE_DIR", first[0])
+    assert first[1:] == [COMPILING, "[[0, -1]]", "0"] and second[1:] == ["[[0, -1]]", "1"]
     assert folder.stat().st_mode & 0o777 == 0o700 and list(folder.rglob("*.nbi"))
 
 
@@ -189,6 +192,24 @@ def test_an_edit_of_a_named_tuple_renews_what_takes_it(tmp_path):
     assert [result(("low", "high"), "first") for _ in range(2)] == [[1, 0], [1, 1]]
     assert result(("high", "low"), "first") == [1, 0]
     assert result(("high", "low"), "second") == [1, 0]
+
+
+def test_the_first_compilation_is_told_once(tmp_path):
+    """Nothing is said where code comes from the cache, where a caller shows progress, or on further ranks of a machine."""
+    (tmp_path / "two.py").write_text(
+        "import contextlib, sys\nfrom numba import njit\nfrom foremoe.base.compiled import kernel, watch_compilation\n\n\n"
+        "@kernel\ndef one(x):\n    return x + 1\n\n\n@kernel\ndef two(x):\n    return one(x) * 2\n\n\n"
+        "njit(lambda x: x)(1)  # a user's own\n"
+        "with watch_compilation(print) if sys.argv[1:] else contextlib.nullcontext():\n    two(1), two(1.0)\n"
+    )
+
+    def told(cache, *words, **variables):
+        environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / cache), "PYTHONPATH": str(PACKAGE.parent)} | variables
+        command = [sys.executable, "two.py", *words]
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True).stderr
+
+    assert [told("a"), told("a")] == [f"{COMPILING}\n", ""]
+    assert told("b", "watched") == told("c", LOCAL_RANK="1") == ""
 
 
 def test_every_kernel_of_the_package_has_this_cache():
