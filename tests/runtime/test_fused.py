@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from foremoe.runtime import outer, pairs
+from foremoe.runtime import activation, outer, pairs
 
 # Letters: T tokens, K top-k, Z = T*K pairs, H hidden size, S slots, I, O rows and columns of a matrix.
 
@@ -28,25 +28,31 @@ def test_kernels_in_triton_s_interpreter() -> None:
     assert done.returncode == 0, done.stdout[-3000:]
 
 
-TYPES = {"sums": "*bf16 *i32 *fp32 *bf16 i32", "backward": "*bf16 *i32 *fp32 *bf16 *bf16 *fp32 i32"}
-TYPES |= {"add": "*bf16 *bf16 *fp32 *i32 i32 i64 i32 i32 i32 i32"}
-CONSTANTS = {"sums": {"K": 8, "COLUMNS": 1024, "WEIGHTED": True}, "backward": {"K": 8, "COLUMNS": 1024, "DOT": True}}
-CONSTANTS |= {"add": outer._TILE}
+OF_SUMS, OF_ACTIVATION = {"K": 8, "COLUMNS": pairs._COLUMNS}, {"COLUMNS": activation._COLUMNS}
+# Kernel -> the types of its arguments, and its constants.
+COMPILED = {
+    "sums": ("*bf16 *i32 *fp32 *bf16 i32", OF_SUMS | {"WEIGHTED": True}),
+    "backward of sums": ("*bf16 *i32 *fp32 *bf16 *bf16 *fp32 i32", OF_SUMS | {"DOT": True}),
+    "add": ("*bf16 *bf16 *fp32 *i32 i64 i32 i32 i32 i32", outer._TILE),
+    "activation": ("*bf16 *bf16 i32", OF_ACTIVATION),
+    "backward of activation": ("*bf16 *bf16 *bf16 *bf16 i32", OF_ACTIVATION),
+}
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None or INTERPRETED, reason=NEEDS)
 @pytest.mark.parametrize("capability", [80, 90, 100])
-@pytest.mark.parametrize("name", CONSTANTS)
+@pytest.mark.parametrize("name", COMPILED)
 def test_kernels_compile_for_ampere_hopper_and_blackwell(name: str, capability: int) -> None:
     """To machine code, without a GPU; shared memory is what a multiprocessor of an H100 has at most."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    kernel = {"sums": pairs._kernels()[0], "backward": pairs._kernels()[1], "add": outer._kernel()}[name]
-    types = dict(zip(kernel.arg_names, TYPES[name].split(), strict=False))
-    options = outer._OPTIONS if name == "add" else {}
-    made = triton.compile(ASTSource(kernel, types, CONSTANTS[name]), target=GPUTarget("cuda", capability, 32), options=options)
+    kernels = dict(zip(COMPILED, [*pairs._kernels(), outer._kernel(), *activation._kernels()], strict=True))
+    types, constants = COMPILED[name]
+    typed = dict(zip(kernels[name].arg_names, [*types.split(), *["constexpr"] * len(constants)], strict=True))
+    source, options = ASTSource(kernels[name], typed, constants), outer._OPTIONS if name == "add" else {}
+    made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     assert made.asm["cubin"] and made.metadata.shared <= 227 * 1024
 
 
