@@ -56,9 +56,11 @@ dist:
 audit: .venv/.test
 	@$(BIN)/python tests/packages/audit.py
 
-# Triton's kernels by its interpreter and its compiler, without a GPU. A gigabyte, in a folder that no other stage sees.
+# Triton's kernels by its interpreter and its compiler, without a GPU; faults planted in them, too. A gigabyte, in a folder that no
+# other stage sees.
 test-triton: .venv/.triton
-	@if [ -e .venv/.triton ]; then PYTHONPATH=.venv/triton $(BIN)/python -m pytest -rs tests/runtime/test_fused.py tests/runtime/test_activation.py; fi
+	@if [ -e .venv/.triton ]; then PYTHONPATH=.venv/triton $(BIN)/python -m pytest -rs tests/runtime/test_fused.py \
+		tests/runtime/test_activation.py tests/transfer/test_planted_faults.py::test_every_fault_in_a_kernel_is_caught; fi
 
 # Models that transformers builds, and parquet files: their sizes, their routing, and what is read. Seconds, once it is installed.
 test-transformers: .venv-transformers/.done
