@@ -43,12 +43,24 @@ def default_backends(buffers: Buffers, group: Group) -> tuple[str, ...]:
     """Returns the names of the backends that an engine uses by default. Collective.
 
     Copies inside a node use copy engines if the slots are on a GPU, CuPy is installed, and the ranks can open each other's
-    memory. All other copies use `Collective`. If GPUs cannot use copy engines, the log says why. Host stores rarely save time and
-    are never chosen by default.
+    memory. All other copies use `Collective`. Rank 0 logs the choice, and if GPUs cannot use copy engines, it warns and says why.
+    Host stores rarely save time and are never chosen by default.
     """
     on_gpu = buffers.num_buffers > 0 and buffers.slot(0)[0].is_cuda
-    if not any(group.gather(on_gpu)):
-        return ("collective",)
+    chosen: tuple[str, ...] = ("collective",)
+    fault = ""
+    if any(group.gather(on_gpu)):
+        fault = _fault_of_copy_engines(on_gpu, group)
+        chosen = ("collective",) if fault else ("cupy_peer", "collective")
+    if group.rank == 0:
+        if fault:
+            _logger.warning("copies inside a node use collective, not copy engines (%s).", fault.rstrip("."))
+        _logger.info("default transfer backends: %s", ", ".join(chosen))
+    return chosen
+
+
+def _fault_of_copy_engines(on_gpu: bool, group: Group) -> str:
+    """Returns why the ranks cannot use copy engines, or an empty string if they can. Collective."""
     from foremoe.transfer.cupy_peer import cuda_runtime
     from foremoe.transfer.ipc import fault_between
 
@@ -56,10 +68,7 @@ def default_backends(buffers: Buffers, group: Group) -> tuple[str, ...]:
         cuda = cuda_runtime() if on_gpu else "its slots are not on a GPU"
     except InputError as error:
         cuda = str(error)
-    fault = fault_between(cuda, group)
-    if fault and group.rank == 0:
-        _logger.warning("copies inside a node use collective, not copy engines (%s).", fault.rstrip("."))
-    return ("collective",) if fault else ("cupy_peer", "collective")
+    return fault_between(cuda, group)
 
 
 def resolve_backend(backend: str | TransferBackend) -> TransferBackend:

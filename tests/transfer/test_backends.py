@@ -1,5 +1,6 @@
 """Backends by name: the table, instances, and one sentence for whatever cannot be had."""
 
+import logging
 import re
 import subprocess
 import sys
@@ -131,7 +132,7 @@ class Refuses(Cuda):
     ],
 )
 def test_copy_engines_come_first_where_all_ranks_can_use_them(monkeypatch, caplog, on_gpu, cudas, num_buffers, expected, told):
-    """On all ranks alike, whichever cannot; the log says why, once."""
+    """On all ranks alike, whichever cannot; one rank logs the choice, and a warning that says why."""
     here, made = threading.local(), [None if cuda is None else cuda() for cuda in cudas]
 
     def runtime():
@@ -146,9 +147,12 @@ def test_copy_engines_come_first_where_all_ranks_can_use_them(monkeypatch, caplo
 
     monkeypatch.setattr(cupy_peer, "cuda_runtime", runtime)
     monkeypatch.setattr(ipc, "this_process", lambda: ipc.Process("host", here.rank, ""))
-    assert run_threads(choose, 2) == [expected] * 2
-    logged = [record.getMessage() for record in caplog.records]
-    assert len(logged) == (told is not None) and (told is None or re.search(told, logged[0]))
+    with caplog.at_level(logging.INFO, logger=backends.__name__):
+        assert run_threads(choose, 2) == [expected] * 2
+    *warned, said = [(record.levelno, record.getMessage()) for record in caplog.records]
+    assert said == (logging.INFO, f"default transfer backends: {', '.join(expected)}")
+    assert [level for level, _ in warned] == [logging.WARNING] * (told is not None)
+    assert all(re.search(told, text) for _, text in warned)
     assert not any(cuda.held for cuda in made if cuda is not None)
 
 
