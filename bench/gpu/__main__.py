@@ -1,6 +1,6 @@
 """Runs parts that check results and measure times on one GPU.
 
-    python -m bench.gpu right [--dry-run] [--parts layer,nccl] [--out bench/results/gpu-right_GPU_DATE.md]
+    python -m bench.gpu right [--dry-run] [--parts layer,ranks] [--out bench/results/gpu-right_GPU_DATE.md]
     python -m bench.gpu fast [--dry-run] [--parts copies,rows] [--out bench/results/gpu-fast_GPU_DATE.md]
 
 The command `right` checks whether results are right, and `fast` measures times. Every part is a separate process with a time

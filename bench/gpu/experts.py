@@ -21,6 +21,7 @@ from foremoe.transfer.residency import Residency
 
 PAIRS, HIDDEN, FFN = ((260,), 64, 32) if DRY else ((65536, 8192), 2048, 768)  # a rank of qwen3-30b-a3b
 SLOTS = (3, 5, 9, 17, 33, 65)
+UNEVEN_SLOTS = 17  # these also with unequal loads
 EVER = 10**9
 
 
@@ -71,6 +72,14 @@ class Rank:
         return GroupedExperts.apply(x_YH.detach().requires_grad_(), row, Phase.FORWARD)
 
 
+def loads(pairs: int, num_slots: int, even: bool) -> list[int]:
+    """Pairs of each slot: equal numbers, or numbers in proportion to 1, 1/2, 1/3 and so on."""
+    share_S = [1.0 if even else 1.0 / (s + 1) for s in range(num_slots)]
+    num_S = [int(pairs * share / sum(share_S)) for share in share_S]
+    num_S[0] += pairs - sum(num_S)
+    return num_S
+
+
 def main() -> int:
     """Prints seconds and operations of each way."""
     rows = []
@@ -83,10 +92,10 @@ def main() -> int:
         "products grouped": (default[0], EVER),
         "products by slot": (default[0], 0),
     }
-    for num_slots, pairs in itertools.product(SLOTS, PAIRS):
+    cases = [*itertools.product(SLOTS, PAIRS, [True]), *itertools.product([UNEVEN_SLOTS], PAIRS, [False])]
+    for num_slots, pairs, even in cases:
         x_YH = torch.randn(pairs, HIDDEN, device=DEVICE).bfloat16()
-        num_S = [pairs // num_slots] * num_slots
-        num_S[0] += pairs - sum(num_S)
+        num_S = loads(pairs, num_slots, even)
         rank, one = Rank(HIDDEN, FFN, num_slots), Rank(HIDDEN, FFN, 1)
         row = rank.row(num_S, SwiGLU())
 
@@ -101,10 +110,11 @@ def main() -> int:
             forward, both = (counts(partial(run, do, x_YH, row, limits)) for do in (rank.forward, rank.step))
             s, reads = seconds[name], both[1]
             times = f"{s * 1e3:.2f} | {seconds['one'] * 1e3:.2f} | {s / seconds['one']:.2f} | {flops / s / 1e12:.2f}"
-            rows.append(f"{pairs} | {num_slots - 1} + 1 | {name} | {forward[0]} | {both[0] - forward[0]} | {reads} | {times}")
+            slots = f"{num_slots - 1} + 1 | {min(num_S)} to {max(num_S)}"
+            rows.append(f"{pairs} | {slots} | {name} | {forward[0]} | {both[0] - forward[0]} | {reads} | {times}")
     print(f"Hidden size {HIDDEN}, ffn size {FFN}; bf16, weight gradients in float32. Views and Triton's are not counted.\n")
-    head = "pairs | slots | computed | operations forward | backward | host reads | both ms | one product ms | ratio | TFLOP/s"
-    table(head, *rows)
+    head = "pairs | slots | pairs of a slot | computed | operations forward | backward | host reads"
+    table(f"{head} | both ms | one product ms | ratio | TFLOP/s", *rows)
     return 0
 
 
