@@ -7,6 +7,8 @@ The command `right` checks whether results are right, and `fast` measures times.
 limit. The result file is rewritten whenever a part ends. Parts of `right` run at the same time, because they do not measure
 times. Parts of `fast` run one after the other. Each command takes at most eight minutes.
 
+A result names the commit that git reports. In a copy without `.git`, set the environment variable `FOREMOE_COMMIT` to it.
+
 `--dry-run` runs the parts on a CPU with small sizes. Its figures have no meaning. The exit code is 2 without a GPU and 1 if a
 part failed. On one GPU, a peer copy stays in the memory of that GPU. Its bandwidth says nothing about a link between GPUs, so
 that it is not shown.
