@@ -10,7 +10,8 @@ per row to create routes at the beginning of a stage with 32 rows.
 
 Whole layers are measured on two ranks, each with 16 experts and one redundant slot, with top-8, forward and backward. Their times
 are CPU microseconds of the calling thread without messages, for the fastest tenth of the runs with 64 tokens. Memory is measured
-in bytes with 1,024 tokens of Qwen3-30B-A3B. With `--beside`, another checkout is measured too, in alternation with this one.
+in bytes with 1,024 tokens of Qwen3-30B-A3B, and for the runtime's forward pass also with 8,192. With `--beside`, another checkout
+is measured too, in alternation with this one.
 """
 
 from __future__ import annotations
@@ -41,9 +42,11 @@ def main() -> None:
     args = parser.parse_args()
     sys.path[:0] = [str(ROOT / "tests" / "megatron")]  # ranks look for modules where this process does
     import slot_path  # type: ignore[import-not-found]  # tests/megatron
+    import whole_layer  # type: ignore[import-not-found]
 
     with RankPool(2) as pool:
         answers = pool.run(slot_path.counts, timeout_s=300.0)
+        known, counted = (max(pool.run(whole_layer.forward_bytes, known, timeout_s=300.0)) / 1e6 for known in (True, False))
     if not all(same for _, same in answers):
         sys.exit("the paths differ in their results")
     # Of the rank that has most to do: one has a replica, which comes and goes as a tensor of its own.
@@ -62,7 +65,12 @@ def main() -> None:
     for num_ranks in args.ranks:
         for path, (in_layer, in_begin) in _medians(num_ranks).items():
             lines.append(f"| {num_ranks} x 16 | {path} | {in_layer * 1e3:.2f} | {in_begin * 1e3:.2f} |")
-    emit("\n".join([*lines, *_whole_layers(args.beside)]) + "\n", args.out)
+    lines += [*_whole_layers(args.beside), ""]
+    lines.append(
+        f"With {whole_layer.MANY:,} tokens, launches of the runtime's forward pass read and write {known:,.0f} MB with known and "
+        f"{counted:,.0f} MB with counted routing."
+    )
+    emit("\n".join(lines) + "\n", args.out)
 
 
 def _whole_layers(beside: Path | None) -> list[str]:

@@ -82,7 +82,7 @@ TABLES = (
     Table("reached", "bench.reached", ("foremoe/problem/kernels/reached.py", *PLANS), 2, recorded=True),
     Table("nearness", "bench.nearness --long 100000", ("bench/cases.py", *PLANS), 4, recorded=True),
     Table("host-store", "bench.host_store", ("bench/closed_form.py", *PLANS), 4),
-    Table("megatron_slots", "bench.megatron_slots", MEGATRON, 5),
+    Table("megatron_slots", "bench.megatron_slots", MEGATRON, 6),
     Table("overheads", "bench.overheads", PUBLISHED, 1),
     Table("soak", "bench.soak", (*RUNS, "foremoe/report", *PLANS), 5),
     Table("verl_planning", "bench.verl_planning", (*PLANS, *RUNS, "foremoe/routing/readers/counting.py"), 11),

@@ -24,6 +24,7 @@ from foremoe.problem.cost import CostModel
 from foremoe.problem.problem import Problem
 from foremoe.problem.schedule import Schedule
 from foremoe.runtime import ExpertBank, Runtime
+from foremoe.runtime.products import SlotProducts
 from foremoe.testing.ranks import RankPool
 from foremoe.testing.samples import plan_of
 from foremoe.workload.workload import Workload
@@ -36,6 +37,7 @@ from stage_util import topk_of
 
 B, K = 16, 8
 SMALL, LARGE = (64, 64, 32), (1024, 2048, 768)  # T, H, F: for seconds, and for bytes
+MANY = 8192  # tokens, for which bytes of the runtime's forward pass are counted too
 FORWARD, BACKWARD = "forward", "backward"
 MESSAGES = [(torch.distributed, "all_to_all_single"), (torch.distributed, "all_gather_into_tensor")]
 
@@ -182,6 +184,16 @@ def figures(group, of, arm, repeats, micro_steps):
     layer.close()
     # The first row finds what later ones keep.
     return {name: (*counts[-1], statistics.quantiles(clock.seconds[name], n=10)[0]) for name, counts in counter.counts.items()}
+
+
+def forward_bytes(group, known):
+    """Bytes of the launches of the runtime's forward pass with many tokens."""
+    torch.set_num_threads(1)
+    counter, layer = Counter(), OfRuntime(group, known, 1, (MANY, *LARGE[1:]))
+    with patch.object(SlotProducts, "add", lambda *_: None):  # gradients of weights would take a CPU minutes
+        layer.stage(counter)
+    layer.close()
+    return counter.counts[FORWARD][-1][1]
 
 
 ARMS = {
