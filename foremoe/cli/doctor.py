@@ -1,5 +1,6 @@
 """``foremoe doctor``: shows the versions and hardware that matter to foremoe, for use in a bug report."""
 
+import itertools
 import os
 import platform
 import shutil
@@ -18,6 +19,7 @@ from foremoe.cli.jsonio import JsonCommand, emit, require_writable
 from foremoe.cli.options import table_options
 from foremoe.cli.tables import Column, Look, Table
 from foremoe.planner.parsing import GROUP
+from foremoe.solvers.search.descend import search_rows
 
 COLUMNS = {
     "part": Column("part", left=True, rank=0), "found": Column("found", left=True, rank=1),
@@ -69,9 +71,15 @@ def _parts() -> list[tuple[str, str, str]]:
     parts += [
         ("shared memory", _free("/dev/shm"), "ranks of one machine"),
         ("numba's cache", *_cache()),
+        ("planner's kernels", *_kernels()),
         ("solvers of others", ", ".join(entry_point_names(GROUP)) or "none", f"entry points {GROUP}"),
         ("backends of others", ", ".join(entry_point_names("foremoe.backends")) or "none", "entry points foremoe.backends"),
     ]
+    if find_spec("verl") is not None:
+        there = "foremoe" in entry_point_names("verl.plugins")
+        parts.append(("veRL plug-in", "registered" if there else "not registered: install foremoe", "`import verl` loads it"))
+    if find_spec("megatron") is not None and "CUDA_DEVICE_MAX_CONNECTIONS" not in os.environ:
+        parts.append(("CUDA_DEVICE_MAX_CONNECTIONS", "not set", "environment variable"))
     return parts + [(name, os.environ[name], "environment variable") for name in _VARIABLES if name in os.environ]
 
 
@@ -86,7 +94,7 @@ def _version(names: tuple[str, ...]) -> tuple[str, str]:
 
 
 def _gpus() -> list[tuple[str, str, str]]:
-    """Lists the GPUs that torch finds, with their compute capability, memory and CUDA version."""
+    """Lists the GPUs that torch finds, with their compute capability, memory and CUDA version, and access between them."""
     if find_spec("torch") is None:
         return [("GPUs", "not known", "found by torch, which is not installed")]
     try:
@@ -99,6 +107,10 @@ def _gpus() -> list[tuple[str, str, str]]:
             sizes = torch.cuda.get_device_properties(i)
             what = f"compute capability {sizes.major}.{sizes.minor}, {sizes.total_memory / 1e9:.0f} GB, CUDA {torch.version.cuda}"
             found.append((f"GPU {i}", sizes.name, what))
+        pairs = itertools.permutations(range(len(found)), 2)
+        apart = next((f"not from GPU {i} to {j}" for i, j in pairs if not torch.cuda.can_device_access_peer(i, j)), "")
+        if len(found) > 1:
+            found.append(("peer access", apart or "between all GPUs", "CUDA IPC in cupy_peer; containers also need --ipc=host"))
         return found
     except Exception as error:  # bug reports are often about a broken driver or build
         return [("GPUs", "torch failed", first_line(error))]
@@ -116,3 +128,13 @@ def _cache() -> tuple[str, str]:
     folder = Path(os.environ.get("NUMBA_CACHE_DIR") or Path(__file__).parents[1])
     kept = os.access(folder, os.W_OK)
     return str(folder), "compiled kernels stay" if kept else "not writable: numba uses a folder of the user instead"
+
+
+def _kernels() -> tuple[str, str]:
+    """Says whether the default planner has been compiled. A change of foremoe or numba since then is not noticed."""
+    file = getattr(getattr(search_rows, "_cache", None), "_cache_file", None)
+    if file is None:
+        return "not cached", "every process compiles them, or numba's compiler is off"
+    if os.path.exists(file._index_path):
+        return "compiled", "again after a change of foremoe or numba"
+    return "not compiled", "the first plan compiles for a minute; `foremoe warm-up` does it ahead"

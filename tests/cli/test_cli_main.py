@@ -287,4 +287,28 @@ def test_doctor_says_what_there_is_and_what_is_broken(tmp_path: Path) -> None:
     assert broken.returncode == 0 and "torch failed" in broken.stdout, broken
     assert "libcudart.so.13: cannot open" in broken.stdout and "Traceback" not in broken.stderr
     lines = [" ".join(line.split()) for line in broken.stdout.splitlines()]
+    assert found["planner's kernels"] in ("compiled", "not compiled")
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "kernels")}
+    assert "not compiled" in subprocess_run(["doctor"], env=environment).stdout
     assert "vllm broken: no metadata rollout" in lines and "VERL_ENGINE_VENDOR amd environment variable" in lines
+
+
+TWO_GPUS = """
+from types import SimpleNamespace
+version = SimpleNamespace(cuda="13.0")
+sizes = SimpleNamespace(name="H100", major=9, minor=0, total_memory=80e9)
+cuda = SimpleNamespace(
+    is_available=lambda: True, device_count=lambda: 2, get_device_properties=lambda i: sizes,
+    can_device_access_peer=lambda i, j: i < j,
+)
+"""
+
+
+def test_doctor_says_which_gpus_have_no_access_to_each_other(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text(TWO_GPUS)
+    (tmp_path / "verl").mkdir()
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    lines = [" ".join(line.split()) for line in subprocess_run(["doctor"], env=environment).stdout.splitlines()]
+    assert "GPU 1 H100 compute capability 9.0, 80 GB, CUDA 13.0" in lines
+    assert "peer access not from GPU 1 to 0 CUDA IPC in cupy_peer; containers also need --ipc=host" in lines
+    assert any(line.startswith("veRL plug-in ") for line in lines)
