@@ -11,6 +11,7 @@ from report_case import small_problem
 import foremoe
 from foremoe.report import write_report
 from foremoe.simulate import run_stage
+from foremoe.simulate.runs import Judge
 
 
 @pytest.fixture(scope="session")
@@ -26,7 +27,8 @@ def case() -> SimpleNamespace:
 def page(case: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A report with everything on it."""
     path = tmp_path_factory.mktemp("report") / "report.html"
-    rows = foremoe.compare(case.problem, {name: foremoe.STRATEGIES[name] for name in ("static", "eplb-exact", "foremoe")})
+    planners = {name: foremoe.STRATEGIES[name] for name in ("static", "eplb-exact", "foremoe")}
+    rows = foremoe.compare(case.problem, planners, judge=Judge.of(case.problem))
     write_report(
         path, case.problem, case.plan, planner_report=case.report, runs=case.runs, strategies=rows,
         advice=foremoe.advise(case.problem), source="counts of a test",

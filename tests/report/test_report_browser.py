@@ -61,6 +61,12 @@ def test_it_draws_without_complaint_and_without_a_request(opened, page):
     assert opened.js("document.querySelector('#heat-removed .cells').dataset.cells") == str(M * L)
 
 
+def test_the_bar_of_the_shown_plan_is_marked(opened):
+    bars = opened.js("[...document.querySelectorAll('#strategies svg rect')].map((bar) => bar.getAttribute('fill'))")
+    planned, amount = opened.js("[LIGHT.planned, LIGHT.amount]")
+    assert bars[-3:] == [amount, amount, planned]  # static, eplb-exact, foremoe
+
+
 def test_loads_and_skews_are_the_plan_s(opened, case):
     assert np.allclose(opened.js("[...rows.before_N]"), skew(static_load_MLG(case.plan)).ravel(), rtol=1e-6)
     assert np.allclose(opened.js("[...rows.after_N]"), case.plan.skew_ML.ravel(), rtol=1e-6)

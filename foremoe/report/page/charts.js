@@ -120,23 +120,24 @@ function drawGap(theme, width, rows) {
   return root;
 }
 
-/** Horizontal bars with names at the left: [{name, value, text}]. */
+/** Horizontal bars with names at the left: [{name, value, text}], and `own`, a colour of its own, where a bar has one. */
 function drawNamedBars(theme, width, list, description, colour, axis) {
   const size = 11, left = Math.min(Math.max(...list.map(({ name }) => measure(name, size))) + 16, width * 0.34), right = 110, each = 21, top = axis ? 24 : 8, height = top + list.length * each + 8;
   const root = canvasOf(width, height, theme, description), most = Math.max(...list.map(({ value }) => value), 1e-12);
   if (axis) root.append(label(Math.max(8, Math.min(left, width - 8 - measure(axis))), 13, fitted(axis, width - 16), theme, { colour: theme.muted }));
-  list.forEach(({ name, value, text }, i) => {
-    const y = top + i * each, wide = value / most * (width - left - right), shown = label(left - 8, y + 13, fitted(name, left - 12, size), theme, { anchor: "end" });
+  list.forEach(({ name, value, text, own }, i) => {
+    const y = top + i * each, wide = value / most * (width - left - right), shown = label(left - 8, y + 13, fitted(name, left - 12, size), theme, { anchor: "end", weight: own ? "600" : null });
     shown.append(svg("title", {}, name));
-    root.append(shown, svg("rect", { x: left, y: y + 2, width: Math.max(wide, 0.5), height: each - 6, fill: theme[colour] }), label(left + wide + 6, y + 13, text, theme));
+    root.append(shown, svg("rect", { x: left, y: y + 2, width: Math.max(wide, 0.5), height: each - 6, fill: theme[own || colour] }), label(left + wide + 6, y + 13, text, theme));
   });
   return root;
 }
 
+/** Stage times of all strategies. The plan of this page has the colour of planned values. */
 function drawStrategies(theme, width) {
   const { columns, rows } = facts.strategies, at = (heading) => columns.findIndex((c) => c.heading === heading);
   const column = at("stage"), factor = columns[column]?.unit === "ms" ? 1e-3 : 1;
-  const list = rows.filter((row) => row.cells[column] !== null && row.cells[column] !== undefined).map((row) => ({ name: row.name, value: row.cells[column], text: seconds(row.cells[column] * factor) }));
+  const list = rows.filter((row) => row.cells[column] !== null && row.cells[column] !== undefined).map((row) => ({ name: row.name, value: row.cells[column], text: seconds(row.cells[column] * factor), own: row.name === facts.planner ? "planned" : null }));
   if (!list.length) return sentence(theme, width, "No strategy has a stage time.");
   return drawNamedBars(theme, width, list, "Stage time by strategy", "amount", `simulated (${facts.standing}); moves of homes included`);
 }
