@@ -28,6 +28,20 @@ def test_a_command_of_the_pages_runs(command: str) -> None:
     assert json.loads(result.stdout)["rows"]
 
 
+def test_the_case_file_of_the_pages_gives_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (ROOT / "docs" / "simulator.md").read_text()
+    file = re.search(r"^    # case\.toml\n((?:    .*\n)+)", page, re.MULTILINE)
+    command = re.search(r"`foremoe (.* --case .*)`", page)
+    assert file is not None and command is not None
+    monkeypatch.chdir(tmp_path)
+    Path("case.toml").write_text(file[1].replace("    ", ""))
+    small = ["--layers", "0:2", "--micro-steps", "2", "--planners", "static", "--json"]
+    result = CliRunner().invoke(main, [*shlex.split(command[1]), *small])
+    assert result.exit_code == 0, result.stderr
+    case = json.loads(result.stdout)["case"]
+    assert (case["synthetic"], case["groups"], case["tokens"]) == ("qwen3-30b-a3b", 4, 2 * 16 * 8192)
+
+
 def test_the_commands_that_ask_a_question_are_among_them() -> None:
     asked = (
         "--foresight exact,rerouted=0.1,previous,step,none",

@@ -1,4 +1,4 @@
-"""Option types for the kind of dispatch and for numbers of redundant slots."""
+"""Option types for the kind of dispatch, for numbers of redundant slots, and for a share of a step."""
 
 import re
 from typing import Any, ClassVar
@@ -9,6 +9,7 @@ from foremoe.machine.cluster import DISPATCHES
 
 MAX_EXPERTS = 2**15 - 1
 AUTO = "auto"
+MAX_SHARE = 0.999
 
 
 class Dispatch(click.Choice):  # type: ignore[type-arg]
@@ -38,3 +39,22 @@ class SlotCount(click.IntRange):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Returns the number, or None for ``auto``. Fails with a message of one sentence if `value` is neither."""
         return None if value == AUTO else super().convert(value, param, ctx)
+
+
+class Rollout(click.ParamType):  # type: ignore[type-arg]
+    """Option type for a share of a step such as ``0.4``, or for a time in seconds such as ``30s``."""
+
+    name = "rollout"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, float]:
+        """Returns the share or the time as an argument of `Trainer`, or fails with a message of one sentence."""
+        text = str(value).strip()
+        try:
+            number = float(text.removesuffix("s"))
+        except ValueError:
+            number = -1.0
+        if text.endswith("s") and 0.0 <= number < float("inf"):
+            return {"rollout_s": number}
+        if not 0.0 <= number <= MAX_SHARE:
+            self.fail(f"{value!r} is neither a share from 0 to {MAX_SHARE} nor seconds such as 30s.", param, ctx)
+        return {"rollout_share": number}

@@ -9,8 +9,9 @@ from typing import Any
 import click
 
 from foremoe.base.errors import InputError
+from foremoe.cli.case_file import read_case
 from foremoe.cli.jsonio import STDOUT
-from foremoe.cli.kinds import AUTO, MAX_EXPERTS, Dispatch, SlotCount
+from foremoe.cli.kinds import AUTO, MAX_EXPERTS, Dispatch, Rollout, SlotCount
 from foremoe.cli.tables import Look
 from foremoe.machine.trainer import Trainer
 
@@ -29,7 +30,6 @@ IMBALANCES = (
 )  # fmt: skip
 DEFAULT_REGIME = "qwen3-like"
 
-MAX_SHARE = 0.999
 COUNT, RANKS = click.IntRange(1, 2**31 - 1), click.IntRange(1, MAX_EXPERTS)
 
 
@@ -74,12 +74,13 @@ class CaseOptions:
     slot_depth: int
     replicas: str
     trainer: TrainerOptions = TrainerOptions()
+    case: str | None = None
     pp: int = 1  # pipeline ranks, which `on_gpus` sets
 
     @property
     def files(self) -> list[str | None]:
         """Returns the paths and preset names from which the case is read."""
-        return [*self.traces, self.history, self.synthetic, self.model, self.cluster]
+        return [*self.traces, self.history, self.synthetic, self.model, self.cluster, self.case]
 
 
 def option(*names: str, **settings: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -94,7 +95,13 @@ accept_fit_option = option(
 )
 _TOML = "NAME|FILE.toml"
 _MODEL = "NAME|config.json|FILE.toml"
-_CASE = {
+_Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+_CASE: dict[str, _Decorator] = {
+    "case": option(
+        "--case", metavar="FILE.toml", is_eager=True, callback=lambda ctx, _, path: read_case(ctx, path, [*_CASE, *_TRAINER]),
+        help="File with options of the case, with keys named as the options, such as tokens-per-rank = 4096. The command line"
+        " overrides it. Paths in it start at the current folder, and a list `traces` names TRACEs.  [default: no file]",
+    ),
     "traces": click.argument("traces", metavar="[TRACE]...", nargs=-1),
     "synthetic": option(
         "--synthetic", metavar=_MODEL,
@@ -184,6 +191,8 @@ def case_options(*, without: Sequence[str] = ()) -> Callable[[Callable[..., None
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(function)
         def wrapped(**given: Any) -> None:
+            # Before click 8.2, an argument without words has no default.
+            given["traces"] = given["traces"] or tuple((click.get_current_context().default_map or {}).get("traces", ()))
             function(case_options=CaseOptions(**{name: given.pop(name) for name in names}), **given)
 
         decorated: Any = wrapped
@@ -194,26 +203,7 @@ def case_options(*, without: Sequence[str] = ()) -> Callable[[Callable[..., None
     return decorate
 
 
-class Rollout(click.ParamType):  # type: ignore[type-arg]
-    """Option type for a share of a step such as ``0.4``, or for a time in seconds such as ``30s``."""
-
-    name = "rollout"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, float]:
-        """Returns the share or the time as an argument of `Trainer`, or fails with a message of one sentence."""
-        text = str(value).strip()
-        try:
-            number = float(text.removesuffix("s"))
-        except ValueError:
-            number = -1.0
-        if text.endswith("s") and 0.0 <= number < float("inf"):
-            return {"rollout_s": number}
-        if not 0.0 <= number <= MAX_SHARE:
-            self.fail(f"{value!r} is neither a share from 0 to {MAX_SHARE} nor seconds such as 30s.", param, ctx)
-        return {"rollout_share": number}
-
-
-_TRAINER = {
+_TRAINER: dict[str, _Decorator] = {
     "optimizer_bytes": option(
         "--optimizer-bytes", metavar="BYTES", type=click.FloatRange(0, 1024), default=12.0,
         help="Bytes of optimizer state per parameter: 12 for Adam (fp32 weight and two moments), or 0 if the state is offloaded.",
