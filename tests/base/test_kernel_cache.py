@@ -14,6 +14,7 @@ from pathlib import Path
 import numba
 import numpy as np
 import pytest
+from test_compiled import COMPILING
 
 import foremoe
 from foremoe.base import compiled
@@ -161,7 +162,7 @@ def test_a_command_on_a_full_disk_then_with_a_cache_that_is_damaged_as_a_whole(f
     topk_TLK = np.array([[[0, 3]], [[1, 3]], [[0, 2]]], np.uint8)
     foremoe.RoutingTrace(topk_TLK=topk_TLK, num_experts=4, seq_len_Q=np.array([2, 1])).save(trace)
     fresh = command("inspect", str(trace), cache=cache)
-    compiling = "foremoe: compiling kernels, once per machine (about a minute); `foremoe warm-up` does it ahead\n"
+    compiling = f"{COMPILING}\n"
     assert fresh.returncode == 0 and fresh.stderr == compiling and files(cache, ".nbi")
     full = command("inspect", str(trace), cache=full_disk)
     assert (full.returncode, full.stdout) == (0, fresh.stdout)
