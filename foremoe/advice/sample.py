@@ -9,7 +9,7 @@ import numpy as np
 from foremoe.base.arrays import Array
 from foremoe.machine.trainer import Trainer
 from foremoe.problem.problem import Problem
-from foremoe.problem.schedule import Schedule
+from foremoe.problem.schedule import Phase, Schedule
 from foremoe.simulate.pipeline import message_s, pipeline_problems
 from foremoe.simulate.result import Simulation
 from foremoe.simulate.step import head_seconds, optimizer_seconds, reduction_seconds
@@ -63,10 +63,32 @@ def whole_stage(problem: Problem, part: Problem, run: Simulation, trainer: Train
     trains = problem.schedule.trains
     ranks = ranks or [problem]
     ends_s = max(reduction_seconds(rank, trainer) + optimizer_seconds(rank, trainer) for rank in ranks)
-    each_s = [steady_s * rank.L / part.L for rank in ranks]
-    each_s[-1] += head_s * (1.0 + problem.cluster.window_backward_ratio * trains)
-    fill_s = sum(each_s) - max(each_s) + (1 + trains) * (len(ranks) - 1) * message_s(problem, 0)
-    return Whole(once_s + ends_s + fill_s, max(each_s))
+    use_s = run.end_U - run.start_U
+    forward_s = steady_s * float(use_s[run.phase_U == Phase.FORWARD].sum() / use_s.sum()) if trains else steady_s
+    passes_S2 = np.outer([rank.L / part.L for rank in ranks], (forward_s, steady_s - forward_s))
+    passes_S2[-1] += head_s, head_s * problem.cluster.window_backward_ratio * trains
+    each_s = float(passes_S2.sum(axis=1).max())
+    fill_s = _pipeline_seconds(ranks, passes_S2, message_s(problem, 0)) - problem.M * each_s if len(ranks) > 1 else 0.0
+    return Whole(once_s + ends_s + fill_s, each_s)
+
+
+def _pipeline_seconds(ranks: Sequence[Problem], passes_S2: Array, message_s: float) -> float:
+    """Returns the length of a pipeline in seconds, if the forward and the backward pass take `passes_S2` in every micro-step."""
+    done, at_S, next_S = dict[tuple[int, int, int], float](), [0.0] * len(ranks), [0] * len(ranks)
+    order_S = [list(zip(rank.schedule.micro_step_X.tolist(), rank.schedule.phase_X.tolist(), strict=True)) for rank in ranks]
+    while any(x < len(order) for x, order in zip(next_S, order_S, strict=True)):
+        for s, order in enumerate(order_S):
+            while next_S[s] < len(order):
+                m, phase = order[next_S[s]]
+                before = s - 1 if phase == Phase.FORWARD else s + 1
+                inside = 0 <= before < len(ranks)
+                if inside and (m, phase, before) not in done:
+                    break
+                ready_s = done[m, phase, before] + message_s if inside else 0.0
+                at_S[s] = max(at_S[s], ready_s) + float(passes_S2[s, int(phase != Phase.FORWARD)])
+                done[m, phase, s] = at_S[s]
+                next_S[s] += 1
+    return max(at_S)
 
 
 def _spread(value_X: Array, most: int) -> list[int]:

@@ -79,8 +79,7 @@ def order_of(*column_I: Array) -> Array:
     key_I: Array = np.zeros(len(column_I[0]), np.int64)
     for column, low, span in zip(column_I, lows, spans, strict=True):
         key_I *= span
-        key_I += column
-        key_I -= low
+        key_I += column.astype(np.int64, copy=False) - low
     return key_I.argsort(kind="stable")
 
 

@@ -87,7 +87,7 @@ class _Clock(event.Listener):  # type: ignore[misc]
 
     # numba compiles one function at a time, under a lock.
     def on_start(self, event: Any) -> None:
-        if not self.told and isinstance(event.data["dispatcher"]._cache, _Cache):
+        if not self.told and isinstance(getattr(event.data["dispatcher"], "_cache", None), _Cache):
             self.told = True
             # A watcher shows it in its own way, and the ranks of a machine share a cache.
             if not self.watchers and os.environ.get("LOCAL_RANK", "0") == "0":

@@ -65,7 +65,7 @@ class TraceEvents:
             InputError: The file cannot be written.
         """
         text = json.dumps(self.to_dict(), separators=(",", ":"), allow_nan=False).encode()
-        write_file(path, gzip.compress(text, 6, mtime=0) if str(path).endswith(".gz") else text)
+        write_file(path, gzip.compress(text, 6, mtime=0) if str(path).lower().endswith(".gz") else text)
 
     def _add(self, **event: Any) -> None:
         if len(self.events) >= MAX_EVENTS:

@@ -9,7 +9,7 @@ from foremoe.advice import changes
 from foremoe.advice.changes import Advice, Case
 from foremoe.advice.sample import on_pipeline
 from foremoe.base.errors import InputError
-from foremoe.cli.gpus import gpus_option, layout_words, on_gpus, pp_option
+from foremoe.cli.gpus import OF_ALL_LAYERS, gpus_option, layout_words, on_gpus, pp_option
 from foremoe.cli.inputs import build_case
 from foremoe.cli.jsonio import JsonCommand, emit, require_writable
 from foremoe.cli.memory import cure
@@ -56,7 +56,7 @@ def advise(
     """Runs ``foremoe advise``."""
     require_writable({"the JSON file": json_file}, case_options.files)
     look.require(COLUMNS)
-    case_options = on_gpus(case_options, gpus, pp, 1)
+    case_options = on_gpus(case_options, gpus, pp, 1, case_options.trainer.data_parallel or 1)
     with Progress(verb="trying") as progress:
         case = build_case(case_options, progress=progress)
         trainer = case_options.trainer.of()
@@ -100,11 +100,11 @@ def _redealt(options: CaseOptions, now: Problem, progress: Progress) -> dict[str
 
     Each case has the number of slots that pays off in it, unless the user gave a number.
     """
-    tried = dict(_layouts(options, now))
     out = {}
-    for name, changed in tried.items():
+    for name, changed in _layouts(options, now):
+        progress(name, 0, 1)
         try:
-            problem = build_case(changed, progress=progress).problem
+            problem = build_case(changed).problem
             on_pipeline(problem, changed.pp)
         except InputError:
             continue  # counts cannot be packed again, and the number of experts may not be a multiple of `ranks`
@@ -121,9 +121,12 @@ def _layouts(options: CaseOptions, now: Problem) -> Iterator[tuple[str, CaseOpti
     same = [(ranks // n, pp, n * groups) for n in SMALLER if ranks % n == 0 and ranks > n]
     same += [(2 * ranks, pp, groups // 2)] if groups % 2 == 0 else []
     other = [(ranks * pp // p, p, groups) for p in (pp // 2, 2 * pp, 4 * pp) if p and ranks * pp % p == 0 and ranks * pp > p]
+    if options.schedule not in OF_ALL_LAYERS:
+        other = []  # the case is one rank of a pipeline already
     for ep, p, data_parallel in [*same, *other]:
         steps = options.micro_steps or (DEFAULT_MICRO_STEPS if options.synthetic is not None else None)
-        yield f"EP {ep}{f' x PP {p}' if max(p, pp) > 1 else ''}", dataclasses.replace(
+        name = f"EP {ep}{f' x DP {data_parallel}' if data_parallel > 1 else ''}{f' x PP {p}' if max(p, pp) > 1 else ''}"
+        yield name, dataclasses.replace(
             options, ranks=ep, pp=p, micro_steps=steps and max(steps * p // pp, 1),
             trainer=dataclasses.replace(options.trainer, data_parallel=data_parallel),
         )  # fmt: skip

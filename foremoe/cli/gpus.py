@@ -5,6 +5,8 @@ import dataclasses
 from foremoe.base.errors import InputError
 from foremoe.cli.options import COUNT, RANKS, CaseOptions, option
 
+OF_ALL_LAYERS = (None, "accumulate", "accumulate+reforward")  # schedules without a pipeline
+
 gpus_option = option(
     "--gpus",
     type=RANKS,
@@ -16,18 +18,22 @@ pp_option = option("--pp", type=COUNT, default=1, help="Number of pipeline ranks
 vpp_option = option("--vpp", type=COUNT, default=1, help="Number of chunks per pipeline rank (interleaved schedule).")
 
 
-def on_gpus(options: CaseOptions, gpus: int | None, pp: int, vpp: int) -> CaseOptions:
-    """Returns the options for a pipeline on `gpus` GPUs. Raises InputError if GPUs or schedule do not suit the pipeline."""
-    if pp * vpp > 1 and options.schedule not in (None, "accumulate", "accumulate+reforward"):
+def on_gpus(options: CaseOptions, gpus: int | None, pp: int, vpp: int, groups: int = 1) -> CaseOptions:
+    """Returns the options for a pipeline on `gpus` GPUs. Raises InputError if GPUs or schedule do not suit the pipeline.
+
+    If `groups` EP groups share the GPUs, the options describe one of them.
+    """
+    if pp * vpp > 1 and options.schedule not in OF_ALL_LAYERS:
         cure = "leave --schedule out, or give accumulate+reforward if activations are recomputed"
         raise InputError(f"--pp makes the schedule of every pipeline rank itself; {cure}.")
     if gpus is None:
         return dataclasses.replace(options, pp=pp)
     if options.ranks is not None:
         raise InputError("--gpus and --ranks say the same in two ways; give one of them.")
-    if gpus % pp:
-        raise InputError(f"{gpus} GPUs do not divide over {pp} pipeline ranks; give --gpus a multiple of {pp}.")
-    return dataclasses.replace(options, ranks=gpus // pp, pp=pp)
+    if gpus % (pp * groups):
+        of = f" of {groups} EP groups" if groups > 1 else ""
+        raise InputError(f"{gpus} GPUs do not divide over {pp} pipeline ranks{of}; give --gpus a multiple of {pp * groups}.")
+    return dataclasses.replace(options, ranks=gpus // (pp * groups), pp=pp)
 
 
 def layout_words(ep: int, data_parallel: int, pp: int) -> str:

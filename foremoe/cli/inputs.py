@@ -203,7 +203,8 @@ def _counts(work: Workload, options: CaseOptions) -> Workload:
         if value is not None and (dealt or name == "--shuffle"):
             raise InputError(f"{name} deals a TRACE; a workload file is dealt already, so leave it out.")
     if options.ranks not in (None, work.G):
-        raise InputError(f"the workload file was dealt to {work.G} ranks; leave --ranks {options.ranks} out or give {work.G}.")
+        cure = f"leave --ranks {options.ranks} (or --gpus) out, or give {work.G}"
+        raise InputError(f"the workload file was dealt to {work.G} ranks; {cure}.")
     if options.stage not in (None, work.stage):
         raise InputError(f"the workload file is of stage {work.stage}; leave --stage {options.stage} out.")
     return work if options.micro_steps is None else work[: options.micro_steps]

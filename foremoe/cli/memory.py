@@ -35,7 +35,7 @@ def cure(found: Fit) -> str:
         return ""
     if found.reforward_bytes is not None and found.reforward_bytes <= found.memory_bytes:
         return "; --schedule accumulate+reforward makes it fit"
-    return "; more --ranks, --pp of `simulate`, shorter micro-steps, fewer --layers or --optimizer-bytes 0 make it smaller"
+    return "; more --ranks, --pp in `advise`, shorter micro-steps, fewer --layers or --optimizer-bytes 0 make it smaller"
 
 
 def plan_line(problem: Problem, plan: Plan, trainer: Trainer) -> str:

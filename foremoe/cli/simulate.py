@@ -182,7 +182,9 @@ def step_line(rows: Sequence[Mapping[str, Any]], trainer: Trainer, runs: Collect
     if not known:
         return "step: unknown without static; add it to --planners"
     real = [row for row in known if row["solver"] in runs]
-    best = max([row for row in real if row.get("fits", True)] or real or known, key=lambda row: row["speedup_vs_static"])
+    if not real:
+        return "step: no strategy of the table is one that an engine runs"
+    best = max([row for row in real if row.get("fits", True)] or real, key=lambda row: row["speedup_vs_static"])
     fastest = f"fastest that an engine runs: {best['solver']}"
     if trainer.outside_s(0.0) is not None:
         outside = f"{outside_words(trainer)} lie outside the stages (--rollout-share)"

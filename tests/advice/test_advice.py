@@ -14,7 +14,7 @@ from foremoe.advice.sample import sample, whole_stage
 from foremoe.machine.trainer import Trainer
 from foremoe.planner.planner import Planner
 from foremoe.problem.problem import Problem
-from foremoe.simulate import Judge, simulate
+from foremoe.simulate import Judge, System, simulate, simulate_systems
 from foremoe.synthetic import Regime
 
 EVEN = Regime(sigma=0.0, kappa=1e9, walk_std=0.0, domain_std=0.0, sequence_std=0.0, source_kappa=1e9)
@@ -178,6 +178,15 @@ def test_more_micro_steps_are_compared_by_tokens() -> None:
     case, half = Case(problem, Trainer()), Case(problem[:2], Trainer())
     assert stage_seconds(half, case) == pytest.approx(stage_seconds(case, case), rel=0.1)
     assert np.isclose(stage_seconds(half, half), stage_seconds(case, case) / 2, rtol=0.2)
+
+
+@pytest.mark.parametrize(("layers", "pp"), [(5, 2), (5, 4), (6, 4), (8, 4)])
+def test_a_pipeline_is_estimated_as_it_is_simulated(layers: int, pp: int) -> None:
+    """Even if the first ranks have one layer more than the last."""
+    problem = posed("mid", layers=layers, micro_steps=8)
+    (row,) = simulate_systems([problem], {"foremoe": System(planner=Planner())}, pp=pp)
+    case = Case(problem, Trainer(), pp)
+    assert stage_seconds(case, case) == pytest.approx(row["simulated_stage_s"], rel=0.04)
 
 
 def test_no_layout_is_recommended_that_does_not_fit_and_one_that_does_is_a_cure() -> None:

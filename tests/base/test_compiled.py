@@ -197,9 +197,11 @@ def test_an_edit_of_a_named_tuple_renews_what_takes_it(tmp_path):
 def test_the_first_compilation_is_told_once(tmp_path):
     """Nothing is said where code comes from the cache, where a caller shows progress, or on further ranks of a machine."""
     (tmp_path / "two.py").write_text(
-        "import contextlib, sys\nfrom numba import njit\nfrom foremoe.base.compiled import kernel, watch_compilation\n\n\n"
+        "import contextlib, sys\nfrom numba import njit, objmode\n"
+        "from foremoe.base.compiled import kernel, watch_compilation\n\n\n"
         "@kernel\ndef one(x):\n    return x + 1\n\n\n@kernel\ndef two(x):\n    return one(x) * 2\n\n\n"
-        "njit(lambda x: x)(1)  # a user's own\n"
+        "def own(x):\n    with objmode(y='int64'):\n        y = int(x)\n    return y\n\n\n"
+        "njit(lambda x: x)(1), njit(own)(1)  # a user's own\n"
         "with watch_compilation(print) if sys.argv[1:] else contextlib.nullcontext():\n    two(1), two(1.0)\n"
     )
 

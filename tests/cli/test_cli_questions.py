@@ -64,7 +64,7 @@ def test_advice_from_few_micro_steps_says_so() -> None:
 
 @pytest.mark.parametrize(
     ("ranks", "layouts"),
-    [("8", {"EP 4", "EP 2", "EP 4 x PP 2"}), ("4", {"EP 2", "EP 2 x PP 2"}), ("2", set())],
+    [("8", {"EP 4 x DP 2", "EP 2 x DP 4", "EP 4 x PP 2"}), ("4", {"EP 2 x DP 2", "EP 2 x PP 2"}), ("2", set())],
 )
 def test_advice_compares_layouts(ranks: str, layouts: set[str]) -> None:
     case = ["--synthetic", "gpt-oss-20b", "--ranks", ranks, "--layers", "0:2", "--tokens-per-rank", "256", "--micro-steps", "2"]
@@ -76,7 +76,7 @@ def test_layouts_of_a_pipeline_are_compared_as_the_simulator_does() -> None:
     job = ["--synthetic", "qwen3-30b-a3b", "--gpus", "16", "--tokens-per-rank", "4096", "--layers", "0:8", "--redundant", "1"]
     rows = json.loads(good(["advise", *job, "--pp", "2", "--micro-steps", "6", "--json"]).stdout)["changes"]
     gain = {row["change"]: row["speedup"] for row in rows}
-    assert {"EP 16 x PP 1", "EP 4 x PP 4", "EP 4 x PP 2"} <= set(gain)
+    assert {"EP 16 x PP 1", "EP 4 x PP 4", "EP 4 x DP 2 x PP 2"} <= set(gain)
 
     def stage_s(pp: int, micro_steps: int) -> float:
         words = ["simulate", *job, "--pp", str(pp), "--micro-steps", str(micro_steps), "--planners", "static,foremoe", "--json"]
@@ -86,6 +86,21 @@ def test_layouts_of_a_pipeline_are_compared_as_the_simulator_does() -> None:
     now_s = stage_s(2, 6)
     assert gain["EP 16 x PP 1"] == pytest.approx(now_s / stage_s(1, 3), rel=0.02)
     assert gain["EP 4 x PP 4"] == pytest.approx(now_s / stage_s(4, 12), rel=0.03)
+
+
+def test_gpus_are_shared_by_all_groups_and_one_rank_of_a_pipeline_is_not_split_again() -> None:
+    case = ["--synthetic", "gpt-oss-20b", "--layers", "0:2", "--tokens-per-rank", "256", "--micro-steps", "2", "--redundant", "0"]
+    said = good(["advise", *case, "--gpus", "16", "--pp", "2", "--data-parallel", "2"])
+    assert "16 GPUs = EP 4 x DP 2 x PP 2" in said.stdout and "there are only" not in said.stderr
+    assert "give --gpus a multiple of 4" in bad(["advise", *case, "--gpus", "6", "--pp", "2", "--data-parallel", "2"])
+    rows = json.loads(good(["advise", *case, "--ranks", "8", "--schedule", "1f1b:4,0", "--json"]).stdout)["changes"]
+    assert not any("PP" in row["change"] for row in rows)
+
+
+def test_no_strategy_that_no_engine_runs_is_called_the_fastest() -> None:
+    case = ["--synthetic", "gpt-oss-20b", "--ranks", "4", "--layers", "0:1", "--tokens-per-rank", "256", "--redundant", "1"]
+    said = good(["compare", *case, "--planners", "eplb-step"]).stdout
+    assert "fastest that an engine runs" not in said and "no strategy of the table is one that an engine runs" in said
 
 
 def test_advice_is_on_the_default_planner_whatever_was_planned() -> None:
