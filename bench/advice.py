@@ -19,11 +19,11 @@ import foremoe
 from bench.cases import ESFT, RECORDED
 from bench.output import command_line, emit, hardware
 from bench.systems import recorded_workload
-from foremoe.advice.changes import Case, advise, experts_moved, stage_seconds
+from foremoe.advice.changes import Case, advise, experts_moved
 from foremoe.base.parallel import row_runner
 from foremoe.problem.memory import buffer_bytes
 from foremoe.problem.problem import Problem
-from foremoe.simulate import Judge, System, ep_groups, simulate_systems
+from foremoe.simulate import Judge
 from foremoe.solvers import Anneal, Search
 from foremoe.synthetic import Regime
 from foremoe.workload.skew import mean_skew
@@ -37,12 +37,6 @@ RIVALS = ("eplb-step", "eplb-exact", "quota", "echo", "moonep", "llep", "least_l
 DISPATCHES = ("pairs", "node")
 GPT_OSS = ("gpt_oss_20b_decode.npz",)
 SHORT, LONGEST = (256, 512, 1024, 2048), 12  # tokens a rank and micro-step; micro-steps
-# Model, regime, GPUs, tokens a rank and micro-step, micro-steps without a pipeline, dispatch.
-JOBS = (
-    ("qwen3-30b-a3b", "qwen3-like", 16, 8192, 8, "pairs"), ("qwen3-235b-a22b", "qwen3-like", 64, 4096, 8, "node"),
-    ("deepseek-v3", "r1-like", 128, 2048, 8, "node"),
-)  # fmt: skip
-LAYOUTS = ((1, 1), (2, 1), (4, 1), (8, 1), (1, 2), (1, 4), (1, 8))  # EP groups, pipeline ranks
 Name = tuple[str, int, str]
 
 
@@ -177,31 +171,6 @@ def node_lines() -> Iterator[str]:
         yield f"| {name} | {' | '.join(cells)} |"
 
 
-def layout_lines() -> Iterator[str]:
-    """Rows of the sixth table: the same tokens on the same GPUs, in EP groups side by side or with pipeline ranks."""
-    for model, regime, num_gpus, tokens, micro_steps, dispatch in JOBS:
-        rows, name = list[tuple[list[str], tuple[float, float, float]]](), f"{model} {regime}, {num_gpus} GPUs, {dispatch}"
-        for groups, pp in LAYOUTS:
-            ep, trainer = num_gpus // (groups * pp), foremoe.Trainer(optimizer_bytes=0.0, data_parallel=groups)
-            work = foremoe.synthetic_workload(
-                model, num_ranks=ep * groups, tokens_per_rank=tokens, micro_steps=micro_steps * pp, regime=regime, seed=0
-            )
-            cluster, schedule = foremoe.Cluster.preset("8xh100", ep, dispatch=dispatch), foremoe.Schedule.accumulate(work.M, True)
-            posed = [foremoe.Problem.of(group, cluster, schedule=schedule) for group in ep_groups(work, ep)]
-            redundant = foremoe.choose_slots(posed[0], trainer=trainer, pp=pp).redundant
-            posed = [dataclasses.replace(problem, redundant=redundant) for problem in posed]
-            case = Case(posed[0], trainer, pp)
-            systems = {"static": System(planner=foremoe.resolve("static")), "foremoe": System(planner=foremoe.Planner())}
-            static, planned = simulate_systems(posed, systems, pp=pp, trainer=trainer)
-            seconds = static["simulated_stage_s"], planned["simulated_stage_s"], stage_seconds(case, case)
-            rows.append(([f"{ep} x {groups} x {pp}", f"{redundant}", f"{planned['peak_bytes'] / 1e9:.0f}"], seconds))
-        _, first_s, first_told_s = rows[0][1]
-        for cells, (static_s, planned_s, told_s) in rows:
-            whole, told = first_s / planned_s, first_told_s / told_s
-            figures = [f"{static_s:.2f}", f"{planned_s:.2f}", f"{whole:.3f}", f"{told:.3f}", f"{told / whole - 1.0:+.1%}"]
-            yield f"| {' | '.join([name, *cells, *figures])} |"
-
-
 def main() -> None:
     """Command line."""
     parser = command_line(__doc__)
@@ -219,7 +188,7 @@ def main() -> None:
             named = max(named, best)
         sizes = itertools.product(("qwen3-30b-a3b", "qwen3-235b-a22b"), (16, 32), ("mild", "mid", "qwen3-like"))
         third = [reorder_line(*size, args.micro_steps) for size in sizes]
-        fourth, fifth, sixth = list(short_lines()), list(node_lines()), list(layout_lines())
+        fourth, fifth = list(short_lines()), list(node_lines())
     text = [
         "# Slots and advice (simulated)", "",
         f"Planned and simulated on: {hardware()}. Command: `python -m bench.advice --micro-steps {args.micro_steps} --layers"
@@ -246,11 +215,7 @@ def main() -> None:
         " ranks have the same tokens; smaller groups need more memory for experts.", "",
         f"| case | {' | '.join(f'R = {number}' for number in NUMBERS)} | auto: R | GB | without groups | even routing |"
         " s at home | s, auto |",
-        f"| --- {'| --- ' * (len(NUMBERS) + 6)}|", *fifth, "",
-        "Layouts of a job with all layers, activation recomputation and an offloaded optimizer: the same tokens on the same GPUs."
-        " Throughput is relative to the first layout, as simulated with all waits of the pipeline, and as `advise` estimates it.",
-        "", "| job | EP x DP x PP | R | peak GB | s at home | s planned | throughput | estimated | off |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |", *sixth,
+        f"| --- {'| --- ' * (len(NUMBERS) + 6)}|", *fifth,
     ]  # fmt: skip
     emit("\n".join(text) + "\n", args.out)
 

@@ -94,6 +94,7 @@ TABLES = (
     Table("closed-form", "bench.closed_form --cases 120", PLANS, 2),
     Table("published", "bench.published", PUBLISHED, 1),
     Table("sensitivity", "bench.sensitivity --ep 16", ("bench/throughput.py", *SYSTEMS), 2),
+    Table("layouts", "bench.layouts", ("foremoe/advice", *PLANS), 6),
     Table("advice", "bench.advice --micro-steps 8 --layers 16", ("foremoe/advice", "bench/cases.py", *PLANS), 4, recorded=True),
     Table("strategies", "bench.run", ("bench/cases.py", *PLANS), 25, recorded=True),
     Table("throughput", "bench.throughput", SYSTEMS, 3, recorded=True),
