@@ -57,8 +57,8 @@ def main() -> None:
     text = [
         "# Layouts of a job (simulated)", "",
         f"Planned and simulated on: {hardware()}. Command: `python -m bench.layouts`. Simulated, uncalibrated: update stages on"
-        " 8xh100 with all layers, activation recomputation and an offloaded optimizer. Throughput is relative to the first layout, as"
-        " simulated with all waits of the pipeline, and as `advise` estimates it.", "",
+        " 8xh100 with all layers, activation recomputation and an offloaded optimizer. Throughput is relative to the first"
+        " layout, as simulated with all waits of the pipeline, and as `advise` estimates it.", "",
         "| job | EP x DP x PP | R | peak GB | s at home | s planned | throughput | estimated | off |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |", *rows,
     ]  # fmt: skip
