@@ -63,8 +63,9 @@ def whole_stage(problem: Problem, part: Problem, run: Simulation, trainer: Train
     trains = problem.schedule.trains
     ranks = ranks or [problem]
     ends_s = max(reduction_seconds(rank, trainer) + optimizer_seconds(rank, trainer) for rank in ranks)
-    use_s = run.end_U - run.start_U
-    forward_s = steady_s * float(use_s[run.phase_U == Phase.FORWARD].sum() / use_s.sum()) if trains else steady_s
+    use_U = run.end_U - run.start_U
+    all_s = float(use_U.sum())
+    forward_s = steady_s * float(use_U[run.phase_U == Phase.FORWARD].sum()) / all_s if all_s else 0.0
     passes_S2 = np.outer([rank.L / part.L for rank in ranks], (forward_s, steady_s - forward_s))
     passes_S2[-1] += head_s, head_s * problem.cluster.window_backward_ratio * trains
     each_s = float(passes_S2.sum(axis=1).max())

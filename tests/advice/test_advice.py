@@ -180,6 +180,16 @@ def test_more_micro_steps_are_compared_by_tokens() -> None:
     assert np.isclose(stage_seconds(half, half), stage_seconds(case, case) / 2, rtol=0.2)
 
 
+def test_a_stage_that_takes_no_time_has_no_gain() -> None:
+    work = foremoe.Workload.from_counts(np.zeros((2, 2, 8, 32), np.int32), num_topk=4, model="gpt-oss-20b")
+    cluster = dataclasses.replace(
+        foremoe.Cluster.preset("8xh100", 8), slot_overhead_s=0.0, layer_overhead_s=0.0, host_layer_s=0.0, peer_latency_s=0.0
+    )
+    problem = foremoe.Problem.of(work, cluster, redundant=1)
+    case = Case(problem, Trainer(optimizer_bytes=0.0))
+    assert np.isfinite(stage_seconds(case, case)) and choose_slots(problem).redundant == 0
+
+
 @pytest.mark.parametrize(("layers", "pp"), [(5, 2), (5, 4), (6, 4), (8, 4)])
 def test_a_pipeline_is_estimated_as_it_is_simulated(layers: int, pp: int) -> None:
     """Even if the first ranks have one layer more than the last."""
