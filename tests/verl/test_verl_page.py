@@ -54,7 +54,7 @@ def test_the_commands_to_begin_with(path):
 def test_layouts_of_a_job_are_compared_for_the_same_tokens(path):
     assert len(BLOCKS) == 2 and PAGE.count("--micro-steps 16 --") == 1
     said = run(BLOCKS[1].replace("--micro-steps 16", "--micro-steps 2 --layers 0:4 --redundant 1"), PATH=path)
-    assert "64 GPUs = EP 32 x DP 1 x PP 2" in said and "EP 16 x PP 4" in said and "EP 16 x PP 2" in said
+    assert "64 GPUs = EP 32 x DP 1 x PP 2" in said and "EP 16 x PP 4" in said and "EP 16 x DP 2 x PP 2" in said
     # The options of the table exist.
     (table,) = re.findall(r"\| option \| value \|\n(.*?)\n\n", PAGE, re.DOTALL)
     named, told = set(re.findall(r"`(--[a-z-]+)", table)), run("foremoe simulate --help", PATH=path)
