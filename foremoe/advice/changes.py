@@ -7,13 +7,14 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from foremoe.advice.sample import on_pipeline, sample, whole_stage
+from foremoe.advice.sample import sample, whole_stage
 from foremoe.advice.slots import LEAST_GAIN, SlotChoice, choose_slots, fit_at_home, over
 from foremoe.base.arrays import Array
 from foremoe.machine.trainer import Trainer
 from foremoe.planner.planner import Planner
 from foremoe.problem.memory import Fit, buffer_bytes, gigabytes
 from foremoe.problem.problem import Problem
+from foremoe.simulate.pipeline import on_pipeline
 from foremoe.simulate.stage import force_balanced, simulate
 from foremoe.solvers.home.anneal import Anneal
 from foremoe.solvers.home.price import price_L

@@ -10,7 +10,7 @@ from foremoe.base.arrays import Array
 from foremoe.machine.trainer import Trainer
 from foremoe.problem.problem import Problem
 from foremoe.problem.schedule import Phase, Schedule
-from foremoe.simulate.pipeline import message_s, pipeline_problems
+from foremoe.simulate.pipeline import message_s, run_passes
 from foremoe.simulate.result import Simulation
 from foremoe.simulate.step import head_seconds, optimizer_seconds, reduction_seconds
 
@@ -45,11 +45,6 @@ class Whole(NamedTuple):
         return self.once_s + micro_steps * self.each_s
 
 
-def on_pipeline(problem: Problem, pp: int) -> list[Problem]:
-    """Returns the problems of `pp` pipeline ranks with a 1F1B schedule, or only the problem itself if `pp` is 1."""
-    return [problem] if pp == 1 else pipeline_problems(problem, pp)
-
-
 def whole_stage(problem: Problem, part: Problem, run: Simulation, trainer: Trainer, ranks: Sequence[Problem] = ()) -> Whole:
     """Estimates the whole stage of a problem from the timeline of `part`, which is a `sample` of the problem.
 
@@ -75,20 +70,15 @@ def whole_stage(problem: Problem, part: Problem, run: Simulation, trainer: Train
 
 def _pipeline_seconds(ranks: Sequence[Problem], passes_S2: Array, message_s: float) -> float:
     """Returns the length of a pipeline in seconds, if the forward and the backward pass take `passes_S2` in every micro-step."""
-    done, at_S, next_S = dict[tuple[int, int, int], float](), [0.0] * len(ranks), [0] * len(ranks)
-    order_S = [list(zip(rank.schedule.micro_step_X.tolist(), rank.schedule.phase_X.tolist(), strict=True)) for rank in ranks]
-    while any(x < len(order) for x, order in zip(next_S, order_S, strict=True)):
-        for s, order in enumerate(order_S):
-            while next_S[s] < len(order):
-                m, phase = order[next_S[s]]
-                before = s - 1 if phase == Phase.FORWARD else s + 1
-                inside = 0 <= before < len(ranks)
-                if inside and (m, phase, before) not in done:
-                    break
-                ready_s = done[m, phase, before] + message_s if inside else 0.0
-                at_S[s] = max(at_S[s], ready_s) + float(passes_S2[s, int(phase != Phase.FORWARD)])
-                done[m, phase, s] = at_S[s]
-                next_S[s] += 1
+    at_S = [0.0] * len(ranks)
+
+    def run_pass(s: int, x: int, _: int, awaited_s: float | None) -> float:
+        ready_s = 0.0 if awaited_s is None else awaited_s + message_s
+        backward = int(ranks[s].schedule.phase_X[x] != Phase.FORWARD)
+        at_S[s] = max(at_S[s], ready_s) + float(passes_S2[s, backward])
+        return at_S[s]
+
+    run_passes([rank.schedule for rank in ranks], run_pass)
     return max(at_S)
 
 

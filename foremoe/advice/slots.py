@@ -4,12 +4,13 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from foremoe.advice.sample import on_pipeline, sample, whole_stage
+from foremoe.advice.sample import sample, whole_stage
 from foremoe.base.errors import InputError
 from foremoe.machine.trainer import Trainer
 from foremoe.planner.planner import Planner
 from foremoe.problem.memory import RETURN_BYTES, Fit, buffer_bytes, fit, gigabytes
 from foremoe.problem.problem import Problem
+from foremoe.simulate.pipeline import on_pipeline
 from foremoe.simulate.stage import simulate
 
 LEAST_GAIN = 0.01

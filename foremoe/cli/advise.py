@@ -7,7 +7,6 @@ import click
 
 from foremoe.advice import changes
 from foremoe.advice.changes import Advice, Case
-from foremoe.advice.sample import on_pipeline
 from foremoe.base.errors import InputError
 from foremoe.cli.gpus import OF_ALL_LAYERS, gpus_option, layout_words, on_gpus, pp_option
 from foremoe.cli.inputs import build_case
@@ -24,6 +23,7 @@ from foremoe.cli.options import (
 from foremoe.cli.progress import Progress
 from foremoe.cli.tables import Column, Look, Table, number, plural
 from foremoe.problem.problem import Problem
+from foremoe.simulate.pipeline import on_pipeline
 
 COLUMNS = {
     "change": Column("change", left=True, rank=0), "speedup": Column("throughput", number(3), rank=1),

@@ -10,7 +10,7 @@ from foremoe.base.errors import InputError
 from foremoe.plan.plan import Plan
 from foremoe.planner.planner import Planner
 from foremoe.problem.problem import Problem
-from foremoe.simulate.pipeline import PipelineRank, pipeline_problems, simulate_pipeline
+from foremoe.simulate.pipeline import PipelineRank, on_pipeline, simulate_pipeline
 from foremoe.simulate.result import Simulation
 from foremoe.simulate.step import head_seconds
 from foremoe.simulate.systems import System
@@ -52,7 +52,7 @@ def _runs(system: System, problem: Problem, history_LE: Array | None, pp: int, v
     """Plans and simulates all pipeline ranks together."""
     moved = dataclasses.replace(problem, **system.changes, home_LE=system.planner.homes(problem))
     ranks = []
-    for one in [moved] if pp * vpp == 1 else pipeline_problems(moved, pp, vpp):
+    for one in on_pipeline(moved, pp, vpp):
         seen_LE = None if history_LE is None else history_LE[np.isin(problem.moe_layer_L, one.moe_layer_L)]
         ranks.append(PipelineRank(problem=one, plan=system.planner.plan(one, history_LE=seen_LE)[0]))
     simulations = simulate_pipeline(ranks, prefetch=system.prefetch, outside_s_MG=head_seconds(problem))

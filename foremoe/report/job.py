@@ -13,7 +13,7 @@ from foremoe.plan.plan import Plan
 from foremoe.planner.planner import Planner
 from foremoe.planner.summary import PlanSummary
 from foremoe.problem.problem import Problem
-from foremoe.simulate.pipeline import PipelineRank, pipeline_problems
+from foremoe.simulate.pipeline import PipelineRank, on_pipeline
 from foremoe.simulate.runs import StageRuns, run_pipeline, stage_gains
 from foremoe.simulate.step import head_seconds
 from foremoe.solvers.home.keep import Keep
@@ -73,7 +73,7 @@ def plan_job(
     trainer, out = trainer or Trainer(data_parallel=len(groups)), []
     for k, group in enumerate(groups):
         planned = []
-        for s, problem in enumerate([group] if pp * vpp == 1 else pipeline_problems(group, pp, vpp)):
+        for s, problem in enumerate(on_pipeline(group, pp, vpp)):
             seen_LE = None if history_LE is None else history_LE[np.isin(group.moe_layer_L, problem.moe_layer_L)]
             report = None if progress is None else _progress_of(progress, k, s)
             planned.append((problem, *planner.plan(problem, history_LE=seen_LE, num_threads=num_threads, progress=report)))

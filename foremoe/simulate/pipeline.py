@@ -1,6 +1,6 @@
 """`simulate_pipeline`: simulates the ranks of a pipeline and their mutual waits. Each rank has a plan of its own layers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -49,6 +49,43 @@ def pipeline_problems(problem: Problem, pp: int, vpp: int = 1) -> list[Problem]:
     return out
 
 
+def on_pipeline(problem: Problem, pp: int, vpp: int = 1) -> list[Problem]:
+    """Returns the result of `pipeline_problems`, or only the problem itself, with its own schedule, if there is one chunk."""
+    return [problem] if pp * vpp == 1 else pipeline_problems(problem, pp, vpp)
+
+
+def run_passes(schedules: Sequence[Schedule], run_pass: Callable[[int, int, int, float | None], float]) -> None:
+    """Runs the passes of all pipeline ranks, each after the pass in the neighbouring chunk that it waits for.
+
+    Args:
+        schedules: Schedules of the ranks in order, as in `pipeline_problems`.
+        run_pass: Function that is called with (rank, position of its pass, chunk of the model, end of the awaited pass
+            or None) and returns the end of the pass. Ends are in seconds.
+
+    Raises:
+        InputError: The schedules wait for each other in a circle.
+    """
+    pp = len(schedules)
+    last = pp * schedules[0].num_chunks - 1
+    done: dict[tuple[int, int, int], float] = {}  # (position of the micro-step, chunk of the model, phase) -> end time
+    next_pass = [0] * pp
+    while any(next_pass[s] < len(schedule.micro_step_X) for s, schedule in enumerate(schedules)):
+        moved = False
+        for s, schedule in enumerate(schedules):
+            while next_pass[s] < len(schedule.micro_step_X):
+                x = next_pass[s]
+                m, phase = int(schedule.micro_step_X[x]), int(schedule.phase_X[x])
+                v = int(schedule.chunk_X[x]) * pp + s
+                needs = (m, v - 1, phase) if phase == Phase.FORWARD else (m, v + 1, phase)
+                first = v == (0 if phase == Phase.FORWARD else last)
+                if not first and needs not in done:
+                    break
+                done[m, v, phase] = run_pass(s, x, v, None if first else done[needs])
+                next_pass[s], moved = x + 1, True
+        if not moved:
+            raise InputError("the pipeline ranks' schedules wait for each other; use those of pipeline_problems.")
+
+
 def simulate_pipeline(
     ranks: Sequence[PipelineRank], *, prefetch: int = 2, known: str = "rollout", plan_s: float = 0.0, share_links: bool = True,
     outside_s_MG: Array | None = None, full_stores: bool = False,
@@ -80,28 +117,16 @@ def simulate_pipeline(
         )
         for rank in ranks
     ]
-    vpp = ranks[0].plan.header.schedule.num_chunks
-    last = pp * vpp - 1
-    done: dict[tuple[int, int, int], float] = {}  # (position of the micro-step, chunk of the model, phase) -> end time
-    next_pass = [0] * pp
-    while any(next_pass[s] < runs[s].num_passes for s in range(pp)):
-        moved = False
-        for s, run in enumerate(runs):
-            while next_pass[s] < run.num_passes:
-                x = next_pass[s]
-                schedule = run.plan.header.schedule
-                m, phase = int(schedule.micro_step_X[x]), int(schedule.phase_X[x])
-                v = int(schedule.chunk_X[x]) * pp + s
-                needs = (m, v - 1, phase) if phase == Phase.FORWARD else (m, v + 1, phase)
-                first = v == (0 if phase == Phase.FORWARD else last)
-                if not first and needs not in done:
-                    break
-                ready_s = 0.0 if first else done[needs] + (message_s(run.problem, int(run.micro_step_X[x])) if pp > 1 else 0.0)
-                outside = outside_s_MG if v == last else None
-                done[m, v, phase] = run.run_pass(x, ready_s, outside)
-                next_pass[s], moved = x + 1, True
-        if not moved:
-            raise InputError("the pipeline ranks' schedules wait for each other; use those of pipeline_problems.")
+    schedules = [rank.plan.header.schedule for rank in ranks]
+    last = pp * schedules[0].num_chunks - 1
+
+    def run_pass(s: int, x: int, v: int, awaited_s: float | None) -> float:
+        run, ready_s = runs[s], awaited_s or 0.0
+        if awaited_s is not None and pp > 1:
+            ready_s += message_s(run.problem, int(run.micro_step_X[x]))
+        return run.run_pass(x, ready_s, outside_s_MG if v == last else None)
+
+    run_passes(schedules, run_pass)
     end_s = max(run.settled_s() for run in runs)
     return [run.finish(end_s) for run in runs]
 

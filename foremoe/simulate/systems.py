@@ -17,7 +17,7 @@ from foremoe.planner.planner import Planner
 from foremoe.planner.sampling import line_without_figures
 from foremoe.problem.foresight import foreseen
 from foremoe.problem.problem import Problem
-from foremoe.simulate.pipeline import PipelineRank, pipeline_problems, simulate_pipeline
+from foremoe.simulate.pipeline import PipelineRank, on_pipeline, simulate_pipeline
 from foremoe.simulate.result import Simulation
 from foremoe.simulate.stage import even_routing, simulate
 from foremoe.simulate.step import against, head_seconds, optimizer_seconds, reduction_seconds, replacement_seconds
@@ -223,7 +223,7 @@ def _run(system: System, posed: Problem, home_LE: Array, history_LE: Array | Non
     moves_L = home_moves_L(posed, home_LE, system.planner.home)
     there = dataclasses.replace(posed, home_LE=home_LE)
     # Pipeline ranks move their layers in parallel.
-    posed_ranks = [there] if alone else pipeline_problems(there, pp, vpp)
+    posed_ranks = on_pipeline(there, pp, vpp)
     of_rank = [np.isin(posed.moe_layer_L, one.moe_layer_L) for one in posed_ranks]
     moves_s = max(float(moves_L[layers].sum()) for layers in of_rank) * trainer.share_of_step(posed.M)
     ranks, cpu_s = [], 0.0
