@@ -121,7 +121,7 @@ def cell_text(cell: dict[str, Any]) -> str:
 
 
 def output_text(output: dict[str, Any]) -> str:
-    """Returns the text that a cell printed, or the value at its end, as a picture or HTML if the value has any."""
+    """Returns a cell's printed text, or its last value as a picture or HTML if the value can be shown as one."""
     data = output.get("data", {})
     page = f"<img alt='' src='data:image/png;base64,{data['image/png']}'>" if "image/png" in data else data.get("text/html")
     return f"{page}\n" if page else f"```text\n{(output.get('text') or output['data']['text/plain']).rstrip()}\n```\n"

@@ -104,7 +104,7 @@ def test_all_pages_together_are_short() -> None:
 
 @pytest.mark.parametrize("name", MOST_WORDS)
 def test_some_pages_are_shorter(name: str) -> None:
-    """What needs more than the README has belongs in docs/."""
+    """Longer explanations belong on other pages of docs/."""
     (page,) = (page for page in PAGES if page.name == name)
     assert num_words(page) <= MOST_WORDS[name]
 
