@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import numpy as np
 from hypothesis import strategies as st
@@ -108,6 +109,17 @@ def require_split(load_E, expert_GS, quota_GS):
     assert (served_E(expert_GS, quota_GS, len(load_E)) == load_E).all()
 
 
+def least_maximum(load_E, expert_GS):
+    """Max-flow min-cut by brute force: a set of ranks serves at least the experts that have no slot outside it."""
+    G = len(expert_GS)
+    ranks_E = [sum(1 << g for g in range(G) if e in expert_GS[g]) for e in range(len(load_E))]
+    least = 0
+    for chosen in range(1, 1 << G):
+        stuck = sum(int(load) for load, ranks in zip(load_E, ranks_E, strict=True) if ranks and not ranks & ~chosen)
+        least = max(least, math.ceil(stuck / chosen.bit_count()))
+    return least
+
+
 def require_valid(problem: Problem, placement: Placement, keeps_homes: bool = True) -> None:
     broken = placement_violations(problem, placement, keeps_homes=keeps_homes)
     assert not broken, broken[0]
@@ -115,43 +127,6 @@ def require_valid(problem: Problem, placement: Placement, keeps_homes: bool = Tr
 
 def require_no_worse_than_static(problem: Problem, placement: Placement) -> None:
     assert (placement.load_NG().max(axis=1) <= problem.static().load_NG().max(axis=1)).all()
-
-
-def require_start_ignored(solver, problem: Problem) -> None:
-    """Replicas of the start placement change nothing, and a second run gives the same bytes."""
-    from foremoe.solvers.greedy import Greedy
-
-    cold = solver.solve(problem, problem.static())
-    warm = solver.solve(problem, Greedy().solve(problem, problem.static()))
-    assert cold.same_as(warm) and cold.same_as(solver.solve(problem, problem.static()))
-
-
-def require_relabelling(solver, problem: Problem, seed: int) -> None:
-    """New numbers for experts change nothing but the numbers. Only for loads without ties or kernels that go by slot."""
-    name_E = np.random.default_rng(seed).permutation(problem.E)
-    load_MLE, home_LE = np.empty_like(problem.load_MLE), np.empty_like(problem.home_LE)
-    load_MLE[..., name_E], home_LE[:, name_E] = problem.load_MLE, problem.home_LE
-    other = dataclasses.replace(problem, load_MLE=load_MLE, home_LE=home_LE)
-    mine, theirs = solver.solve(problem, problem.static()), solver.solve(other, other.static())
-    renamed_NGS = np.where(mine.expert_NGS < 0, -1, name_E[mine.expert_NGS])
-    assert (renamed_NGS == theirs.expert_NGS).all() and (mine.quotas_NGS == theirs.quotas_NGS).all()
-
-
-def rows_by_hand(problem: Problem, row):
-    """Runs a plain-Python ``row(load_E, home_EG, node_G or None, R)`` over all rows.
-
-    Args:
-        row: returns a list of (expert, rank, pairs), one per replica in the order they were made.
-
-    Returns:
-        dict per row: (rank, expert) -> pairs served there, without zeros.
-    """
-    node_G = problem.cluster.node_of_rank_G if problem.replicas == "node" else np.zeros(problem.G, int)
-    out = []
-    for load_E, base_GB in zip(problem.load_NE, problem.base_NGB, strict=True):
-        load_of = {int(e): int(load_E[e]) for e in range(problem.E)}
-        out.append(row(load_of, base_GB.tolist(), node_G.tolist(), problem.R))
-    return out
 
 
 def served(placement: Placement) -> list[dict[tuple[int, int], int]]:

@@ -8,8 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from solver_util import balance, make_problem, node_maps, problems
 
-from foremoe.base.errors import InputError
-from foremoe.planner.parsing import parse
 from foremoe.problem.cost import CostModel
 from foremoe.solvers.home.anneal import Anneal
 from foremoe.solvers.home.swaps import Cooling, anneal, domains_of, scaled, settle_inside, swap_effect
@@ -176,19 +174,3 @@ def test_annealing_balances_nodes_far_better_than_the_largest_first():
         load_MV = np.stack([np.bincount(node_E, load_E, 4) for load_E in load_MLE[:, 0]])
         floor.append((load_MV.max(axis=1) / load_MV.mean(axis=1)).mean() - 1)
     assert floor[1] < floor[0] / 3
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"sweeps": -1}, {"sweeps": 1.5}, {"min_gain": float("nan")}, {"move_price": float("inf")}, {"state_bytes": -1.0},
-        {"seed": 0.5},
-    ],
-)  # fmt: skip
-def test_bad_options_are_refused(options):
-    with pytest.raises(InputError):
-        Anneal(**options)
-
-
-def test_reads_back_from_its_repr():
-    assert parse(repr(Anneal())) == Anneal()

@@ -3,12 +3,10 @@
 import dataclasses
 
 import numpy as np
-import pytest
 from hypothesis import given, note, target
 from hypothesis import strategies as st
 from solver_util import make_problem
 
-from foremoe.base.errors import InputError
 from foremoe.plan.links import choose_links
 from foremoe.plan.rounds import rounds_of
 from foremoe.plan.transfers import Link, TransferList, derive_transfers
@@ -106,42 +104,11 @@ def in_rounds(problem, transfers):
     return sorted(range(len(round_C)), key=lambda c: (transfers.need_C[c], round_C[c], c))
 
 
-def paths_by_hand(problem, transfers):
-    """Per copy: the free times of every link it may use, in a dict that is emptied for every use."""
-    node_of, seconds, out = problem.cluster.node_of_rank_G, problem.cluster.copy_seconds(problem.model.expert_bytes), {}
-    need, free, timeline = None, {}, Timeline(problem)
-    for c in in_rounds(problem, transfers):
-        if transfers.need_C[c] != need:
-            need, free = int(transfers.need_C[c]), {}
-            timeline.next_use()
-        dst, what = int(transfers.dst_C[c]), (int(transfers.layer_C[c]), int(transfers.expert_C[c]))
-        src = int(problem.home_LE[what]) // problem.B
-        direct = Link.PEER if node_of[src] == node_of[dst] else Link.RDMA
-        links = {direct: [(direct, "out", src), (direct, "in", dst)], Link.HOST: [(Link.HOST, "in", dst)]}
-        if not timeline.pays(need, src, dst, *what):
-            del links[Link.HOST]
-        end = {path: max(free.get(link, 0.0) for link in links[path]) + seconds[path] for path in links}
-        best = min(links, key=lambda path: (end[path], path == Link.HOST))
-        free.update(dict.fromkeys(links[best], end[best]))
-        timeline.take(best, need, src, src, dst, *what)
-        out[c] = int(best), -1 if best == Link.HOST else src
-    return [out[c] for c in range(len(transfers))]
+def paths_by_hand(problem, transfers, relay):
+    """``(link, source)`` of every copy: the way that ends first, by the free times of every link that it may use in its use.
 
-
-@given(st.data())
-def test_paths_are_those_of_list_scheduling_by_hand(data):
-    problem = data.draw(PROBLEMS)
-    note(describe(problem))
-    transfers = copies_of(problem, data.draw(placements(problem)))
-    found = Deadline().solve(problem, transfers)
-    assert list(zip(found.link_C.tolist(), found.src_C.tolist(), strict=True)) == paths_by_hand(problem, transfers)
-    same = {f.name for f in dataclasses.fields(TransferList)} - {"link_C", "src_C"}
-    assert all((getattr(found, name) == getattr(transfers, name)).all() for name in same)
-    assert Deadline().solve(problem, found).same_as(found)
-
-
-def relays_by_hand(problem, transfers, relay):
-    """As `paths_by_hand`, and every rank that certainly holds the expert is asked when it could pass it on."""
+    Every rank that certainly holds the expert is asked when it could pass it on, where relays may be that many behind each other.
+    """
     t, node_of, out = transfers, problem.cluster.node_of_rank_G, {}
     seconds = problem.cluster.copy_seconds(problem.model.expert_bytes)
     arrived = {}  # (use, rank, layer, expert) -> (when it is there, relays passed), of copies from ranks
@@ -181,13 +148,15 @@ def relays_by_hand(problem, transfers, relay):
 
 
 @given(st.data())
-def test_relays_are_those_of_list_scheduling_by_hand(data):
+def test_paths_are_those_of_list_scheduling_by_hand(data):
     problem = data.draw(st.one_of(PROBLEMS, SPREAD))
     note(describe(problem))
-    relay = data.draw(st.sampled_from([1, 2, 9]))
+    relay = data.draw(st.sampled_from([0, 1, 2, 9]))
     transfers = copies_of(problem, data.draw(placements(problem)))
     found = Deadline(relay=relay).solve(problem, transfers)
-    assert list(zip(found.link_C.tolist(), found.src_C.tolist(), strict=True)) == relays_by_hand(problem, transfers, relay)
+    same = {f.name for f in dataclasses.fields(TransferList)} - {"link_C", "src_C"}
+    assert all((getattr(found, name) == getattr(transfers, name)).all() for name in same)
+    assert list(zip(found.link_C.tolist(), found.src_C.tolist(), strict=True)) == paths_by_hand(problem, transfers, relay)
     assert Deadline(relay=relay).solve(problem, found).same_as(found)
     assert Deadline().solve(problem, found).same_as(Deadline().solve(problem, transfers))
 
@@ -301,12 +270,6 @@ def test_inside_a_node_relays_form_a_tree():
         2,
         0,
     ]
-
-
-@pytest.mark.parametrize("relay", [-1, 1.5, "yes", None])
-def test_a_senseless_number_of_relays_is_refused(relay):
-    with pytest.raises(InputError, match="relay must be"):
-        Deadline(relay=relay)
 
 
 def test_without_relays_nothing_has_changed_its_name():

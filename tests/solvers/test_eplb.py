@@ -114,8 +114,6 @@ def test_uneven_nodes_and_groups_that_do_not_divide_fall_back_to_one_node():
         assert Eplb().solve(problem, problem.static()).same_as(want)
     with pytest.raises(InputError, match="3 groups"):
         Eplb(num_groups=3).solve(flat, flat.static())
-    with pytest.raises(InputError, match="num_groups of Eplb must be a whole number"):
-        Eplb(num_groups=0)
 
 
 def test_two_copies_on_one_rank_become_one_slot():

@@ -42,16 +42,3 @@ def test_cancelled_rows_are_served_at_home(split):
     with row_runner(1, cancel=cancel):
         quota_NGS = split.solve(make_problem([[[2, 8]]], [0, 0], 1), expert_NGS)
     assert quota_NGS.tolist() == [[[2, 0], [8, 0]]]
-
-
-@pytest.mark.parametrize("split", SPLITS, ids=repr)
-def test_threads_do_not_change_the_result(split):
-    rng = np.random.default_rng(0)
-    problem = make_problem(rng.integers(0, 100, (100, 6, 8)), np.zeros(4, int), 2)
-    expert_NGS = problem.static().expert_NGS.copy()
-    expert_NGS[:, :, 2:] = (expert_NGS[:, :, :1] + rng.permuted(np.tile([2, 4, 6], (600, 4, 1)), axis=2)[:, :, :2]) % 8
-    results = []
-    for num_threads in (1, 3):
-        with row_runner(num_threads):
-            results.append(split.solve(problem, expert_NGS))
-    assert (results[0] == results[1]).all()

@@ -4,7 +4,6 @@ import dataclasses
 import importlib.util
 import itertools
 import threading
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -19,11 +18,9 @@ from foremoe.planner.parsing import parse
 from foremoe.problem.bounds import load_bound, row_bound
 from foremoe.problem.placement import Placement, Stop
 from foremoe.problem.pricing import row_objective
-from foremoe.solvers import Greedy, LeastLoaded, Quota, Search
 from foremoe.solvers.exact.exact import Exact
 from foremoe.solvers.exact.model import Program
-from foremoe.testing import SolverTests, describe, placements, problems
-from foremoe.testing.samples import with_quotas
+from foremoe.testing import describe, placements, problems
 
 pytest.importorskip("pyscipopt", reason="Exact needs pyscipopt; foremoe[exact] installs it")
 
@@ -38,12 +35,6 @@ def random_loads(num_rows, num_experts, seed, sigma=0.8, pairs=60_000):
     rng = np.random.default_rng(seed)
     share = rng.gamma(np.exp(rng.normal(0.0, sigma, (num_rows, num_experts))) * 4.0)
     return rng.multinomial(pairs, share / share.sum(axis=1, keepdims=True)).astype(np.int32)[None]
-
-
-class TestLaws(SolverTests):
-    solver = Exact(node_limit=200)
-    limits: ClassVar = {"max_ranks": 3, "max_base": 2, "max_redundant": 2, "max_micro_steps": 1, "max_layers": 2} | BALANCE
-    many_rows = 0
 
 
 @examples(40)
@@ -94,19 +85,6 @@ def all_placements(problem):
                 expert_NGS[0, g, -1], quota_NGS[0, g, -1] = e, q
                 quota_NGS[0][expert_NGS[0] == e] -= np.where(np.arange(2) == g, 0, q)
         yield Placement(expert_NGS=expert_NGS, quota_NGS=quota_NGS)
-
-
-@examples(25)
-@given(st.data())
-def test_exact_lies_between_the_bound_and_every_heuristic(data):
-    problem = data.draw(problems(**SMALL))
-    note(describe(problem))
-    found = Exact(node_limit=500).solve(problem, problem.static())
-    exact_N, proven_N = row_objective(problem, found), found.stop_N == Stop.OPTIMAL
-    assert (row_bound(problem) <= exact_N * (1 + CLOSE)).all()
-    for heuristic in (Search(effort=50), Greedy(), Quota(), LeastLoaded(min_pairs=0, threshold=1.0)):
-        objective_N = row_objective(problem, with_quotas(problem, heuristic.solve(problem, problem.static())))
-        assert (exact_N[proven_N] <= objective_N[proven_N] * (1 + CLOSE)).all(), heuristic
 
 
 def highs_balance(load_E, num_ranks, redundant, node_G, node_only):
@@ -219,19 +197,6 @@ def test_a_missing_module_is_one_sentence(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"pip install 'foremoe\[exact\]'"):
         Exact().solve(problem, problem.static())
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"node_limit": 0},
-        {"node_limit": 2.5},
-        {"time_limit_s": 0.0},
-    ],
-)
-def test_bad_options_are_refused(options):
-    with pytest.raises(InputError):
-        Exact(**options)
 
 
 def test_seconds_are_refused():

@@ -6,21 +6,10 @@ import highspy
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from solver_util import placed_rows, require_split, row_problem
+from solver_util import least_maximum, placed_rows, require_split, row_problem
 
 from foremoe.solvers.split.exact import ExactSplit
 from foremoe.solvers.split.kernels import split_row
-
-
-def least_maximum(load_E, expert_GS):
-    """Max-flow min-cut by brute force: a set of ranks serves at least the experts that have no slot outside it."""
-    G = len(expert_GS)
-    ranks_E = [sum(1 << g for g in range(G) if e in expert_GS[g]) for e in range(len(load_E))]
-    least = 0
-    for chosen in range(1, 1 << G):
-        stuck = sum(int(load) for load, ranks in zip(load_E, ranks_E, strict=True) if ranks and not ranks & ~chosen)
-        least = max(least, math.ceil(stuck / chosen.bit_count()))
-    return least
 
 
 def linear_program(load_E, expert_GS):

@@ -14,12 +14,6 @@ from foremoe.problem.cost import CostModel
 from foremoe.solvers.home.anneal import Anneal
 from foremoe.solvers.home.assign import few_moves, home_slots
 from foremoe.solvers.home.keep import Keep
-from foremoe.testing import HomeSolverTests
-
-
-class TestAnnealLaws(HomeSolverTests):
-    solver = Anneal(sweeps=5, min_gain=0.0)
-
 
 SOLVERS = [Keep(), Anneal(sweeps=20), Anneal(sweeps=5, min_gain=0.0, move_price=0.0, state_bytes=0.0, seed=3)]
 

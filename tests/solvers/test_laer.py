@@ -1,12 +1,10 @@
 """Laer: all experts placed anew, as many copies of each as its load deserves."""
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from solver_util import make_problem, problems, require_valid
 
-from foremoe.base.errors import InputError
 from foremoe.planner.strategies import STRATEGIES
 from foremoe.solvers.published.laer import Laer
 
@@ -45,9 +43,3 @@ def test_it_sees_the_micro_step_before():
     assert not plan.executable
     assert (plan.expert_MLGS[0, 0, :, :2] == [[0, 1], [2, 3]]).all()  # nothing is known
     assert (plan.expert_MLGS[1, 0] == 0).sum() == 2 and (plan.expert_MLGS[1, 0] == 3).sum() == 1
-
-
-@pytest.mark.parametrize("options", [{"tries": -1}, {"seed": -1}, {"tries": 0.5}], ids=repr)
-def test_bad_options_are_refused(options):
-    with pytest.raises(InputError, match=next(iter(options))):
-        Laer(**options)

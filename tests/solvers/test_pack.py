@@ -294,20 +294,6 @@ def test_packers_are_values_and_work_where_packers_go(packer):
     assert work.tokens_MG.sum() == trace.T and work.dealt.packer == repr(packer)
 
 
-@pytest.mark.parametrize(
-    ("packer", "options", "sentence"),
-    [
-        (ExpertAware, {"skew_weight": 1.5}, "skew_weight"),
-        (ExpertAware, {"redundant": -1}, "redundant"),
-        (ExpertAware, {"sweeps": -1}, "sweeps"),
-        (ExpertAware, {"cluster": "nothing"}, "nothing"),
-    ],
-)
-def test_bad_options_are_refused(packer, options, sentence):
-    with pytest.raises(InputError, match=sentence):
-        packer(**options)
-
-
 def test_pairs_by_home_rank_are_counted_per_sequence():
     batch = Batch([4, 1, 6], [0, 0, 0], 2, 8, 7, 2, True, 3)
     trace = batch.trace()

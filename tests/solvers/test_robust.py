@@ -175,9 +175,3 @@ def test_any_number_of_threads_gives_the_same_plan():
         problem = step_problem(2, micro_steps=80, objective="time")
         first = Planner(foresight=view).plan(problem, num_threads=1)[0]
         assert first.same_as(Planner(foresight=view).plan(problem, num_threads=3)[0])
-
-
-@pytest.mark.parametrize("options", [{"spread": -0.1}, {"noise": -1.0}, {"samples": 0}, {"spread": "wide"}])
-def test_options_are_checked(options):
-    with pytest.raises(InputError, match="of Robust"):
-        Robust(**options)

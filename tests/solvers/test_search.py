@@ -10,19 +10,12 @@ from profiles import examples
 
 import foremoe
 from foremoe.base.errors import InputError
-from foremoe.planner.parsing import parse
 from foremoe.problem.laws import placement_violations
 from foremoe.problem.pricing import row_objective
 from foremoe.simulate import simulate
 from foremoe.solvers import Eplb, Search
 from foremoe.solvers.search.descend import NODE_MOVE_RANK_S, NODE_MOVE_S, PAIR_MOVE_RANK_S, PAIR_MOVE_S
-from foremoe.testing import SolverTests
 from foremoe.testing import strategies as draws
-
-
-class TestSearch(SolverTests):
-    solver = Search(effort=40)
-    many_rows = 300
 
 
 def case(kind="8xh100", num_ranks=16, dispatch="pairs", redundant=1, **options):
@@ -99,23 +92,12 @@ def test_by_default_little_is_tried_where_little_is_to_be_had():
         assert (default_s <= other_s) == better
 
 
-@pytest.mark.parametrize("effort", [-1, 1.5, True, "8"])
-def test_refuses_an_effort_that_makes_no_sense(effort):
-    with pytest.raises(InputError, match="effort of Search must"):
-        Search(effort)
-
-
 @pytest.mark.parametrize("objective", ["time", "balance"])
 def test_refuses_a_start_that_moves_homes(objective):
     """Compiled code would look for homes that are not there."""
     problem = dataclasses.replace(case(), cost=foremoe.CostModel(objective=objective))
     with pytest.raises(InputError, match="Search keeps homes"):
         foremoe.Planner(rank=(Eplb(), Search(effort=10)), guard=False).plan(problem)
-
-
-def test_reads_back_from_its_repr():
-    for search in (Search(), Search(effort=4)):
-        assert parse(repr(search)) == search
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Kernels of Search against plain references: the exact split, settling, the bound, pruning."""
+"""Kernels of Search against plain references: the exact split, settling, the bound."""
 
 import itertools
 
@@ -6,12 +6,11 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 from profiles import examples
-from solver_util import balance, make_problem, placed_rows, problems, require_split
+from solver_util import balance, least_maximum, make_problem, placed_rows, problems, require_split
 
 from foremoe.problem.kernels.load_bound import bound_row
 from foremoe.solvers.rows import Placed
 from foremoe.solvers.search.copies import Copies, Rule
-from foremoe.solvers.search.prune import prune_row
 from foremoe.solvers.search.search import Search
 from foremoe.solvers.search.settle import nothing_wanted, settle_on
 from foremoe.solvers.split.flow import link_slots, split_linked
@@ -31,53 +30,6 @@ def first_row(problem):
 
 
 # --- the exact split
-
-
-def split_reaches(target, load_E, expert_GS):
-    """Whether some split keeps every rank at `target`: a maximum flow by augmenting paths."""
-    holders = {e: [g for g in range(len(expert_GS)) if e in expert_GS[g]] for e in range(len(load_E))}
-    sent = {}
-    used = [0] * len(expert_GS)
-
-    def push(e, amount, seen):
-        for g in holders[e]:
-            if g in seen:
-                continue
-            seen.add(g)
-            room = min(amount, target - used[g])
-            if room > 0:
-                sent[e, g] = sent.get((e, g), 0) + room
-                used[g] += room
-                return room
-            for other in range(len(load_E)):
-                held = sent.get((other, g), 0)
-                if held > 0 and other != e:
-                    moved = push(other, min(amount, held), seen)
-                    if moved:
-                        sent[other, g] -= moved
-                        sent[e, g] = sent.get((e, g), 0) + moved
-                        return moved
-        return 0
-
-    for e in range(len(load_E)):
-        left = int(load_E[e])
-        while left > 0:
-            moved = push(e, left, set())
-            if moved == 0:
-                return False
-            left -= moved
-    return True
-
-
-def least_maximum(load_E, expert_GS):
-    low, high = 0, int(load_E.sum(dtype=np.int64))
-    while low < high:
-        middle = (low + high) // 2
-        if split_reaches(middle, load_E, expert_GS):
-            high = middle
-        else:
-            low = middle + 1
-    return low
 
 
 @given(row=placed_rows(max_ranks=4), seed=st.integers(0, 99))
@@ -173,7 +125,7 @@ def test_settling_follows_the_rule_written_plainly(problem, above, relay, limits
         assert got == held[g]
 
 
-# --- bound, pruning
+# --- the bound
 
 
 def least_of_all(problem):
@@ -208,23 +160,3 @@ def test_reaches_the_optimum_of_small_rows():
         problem = balance(make_problem([[load_E]], [0, 0, 1], 1))
         missed += Search().solve(problem, problem.static()).load_NG().max() > least_of_all(problem)[0]
     assert missed <= 3
-
-
-@given(problem=problems(), above=st.integers(0, 30))
-def test_pruning_keeps_the_target(problem, above):
-    placement = Search().solve(balance(problem), problem.static())
-    expert_GS, quota_GS = placement.expert_NGS[0].copy(), placement.quotas_NGS[0].copy()
-    load_G = quota_GS.sum(axis=1, dtype=np.int64)
-    target = load_G.max() + above
-    prune_row(target, problem.load_NE[0], problem.B, Placed(expert_GS, quota_GS, load_G))
-    assert (load_G == quota_GS.sum(axis=1, dtype=np.int64)).all() and load_G.max() <= target
-    assert (expert_GS >= 0).sum() <= (placement.expert_NGS[0] >= 0).sum()
-    require_split(problem.load_NE[0], expert_GS, quota_GS)
-
-
-def test_pruning_drops_what_is_not_needed():
-    expert_GS = np.array([[0, 1, -1], [2, 3, 0]], np.int16)
-    quota_GS = np.array([[50, 10, 0], [20, 30, 10]], np.int32)
-    load_G = quota_GS.sum(axis=1, dtype=np.int64)
-    prune_row(70, np.array([60, 10, 20, 30], np.int32), 2, Placed(expert_GS, quota_GS, load_G))
-    assert expert_GS.tolist() == [[0, 1, -1], [2, 3, -1]] and load_G.tolist() == [70, 50]

@@ -18,13 +18,9 @@ from foremoe.problem.pricing import row_objective
 from foremoe.problem.problem import Problem
 from foremoe.solvers import Search
 from foremoe.synthetic.counts import synthetic_workload
-from foremoe.testing import SolverTests, placements
+from foremoe.testing import placements
 
 START = Search(effort=0)
-
-
-class TestStart(SolverTests):
-    solver = START
 
 
 def crossing(problem, placement):
