@@ -279,13 +279,6 @@ def test_toml_round_trip_is_identity(tmp_path_factory, model):
     assert path.read_bytes() == first
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_presets_survive_toml(tmp_path, name):
-    path = str(tmp_path / "model.toml")
-    Model.preset(name).to_toml(path)
-    assert Model.from_toml(path) == Model.preset(name)
-
-
 def test_defaults_may_be_left_out_and_numpy_numbers_become_plain():
     model = Model.from_dict(SMALL)
     assert (model.num_matrices, model.bytes_per_weight, model.bytes_per_gradient) == (3, 2.0, 4.0)

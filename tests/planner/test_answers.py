@@ -17,7 +17,6 @@ from foremoe.problem.problem import Problem
 from foremoe.simulate import simulate
 from foremoe.solvers import ExactSplit, Search
 from foremoe.testing.samples import many_row_problem, random_sources
-from foremoe.workload.workload import Workload
 
 # Pairs so dear that replicas pay for loads so small.
 POSED = dataclasses.replace(many_row_problem(16), cost=CostModel())
@@ -45,40 +44,26 @@ def path(answer: Any) -> Any:
     return lambda: Planner(path=answering(PathSolver, answer)).plan(PROBLEM)
 
 
-def on_plan(use: Any) -> Any:
-    def do() -> Any:
-        plan = Planner().plan(PROBLEM)[0]
-        return use(dataclasses.replace(plan, expert_MLGS=beyond(plan.expert_NGS).reshape(plan.expert_MLGS.shape)))
-
-    return do
-
-
 STATIC = PROBLEM.static()
-WORK = Workload.from_counts(PROBLEM.load_MLGE, num_topk=2)  # type: ignore[arg-type]
-ONE_TOO_LARGE = Placement(expert_NGS=beyond(STATIC.expert_NGS))
 OTHER_SOURCE = "may change only link_C and src_C; it changed need_C"
 
 REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
-    "a rank level names an expert too many, without quotas": (
-        rank(lambda p, s: ONE_TOO_LARGE),
+    "a rank level loses pairs": (
+        rank(lambda p, s: Placement(expert_NGS=s.expert_NGS, quota_NGS=np.maximum(s.quotas_NGS - 1, 0))),
         PlanError,
-        r"Mine\(\).*does not exist",
+        r"Mine\(\) returned an invalid placement",
     ),
-    "a rank level returns too few rows, without quotas": (
-        rank(lambda p, s: Placement(expert_NGS=s.expert_NGS[1:])),
+    "what is split are fractions": (
+        lambda: ExactSplit().solve(PROBLEM, STATIC.expert_NGS.astype(float)),
         PlanError,
-        r"Mine\(\).*this problem has integers of shape",
+        "expert_NGS is float64 of shape",
     ),
-    "a start names an expert too many": (lambda: Planner().plan(PROBLEM, ONE_TOO_LARGE), InputError, "the start is not valid"),
-    "so does what is split": (lambda: ExactSplit().solve(PROBLEM, ONE_TOO_LARGE.expert_NGS), PlanError, "does not exist"),
     "what is split is a list": (lambda: ExactSplit().solve(PROBLEM, [1]), PlanError, "got list"),  # type: ignore[arg-type]
     "a solver is given such a start": (
         lambda: Search().solve(PROBLEM, dataclasses.replace(STATIC, expert_NGS=beyond(STATIC.expert_NGS))),
         InputError,
         "the start is not valid",
     ),
-    "a plan is simulated": (on_plan(lambda plan: simulate(PROBLEM, plan)), PlanError, "does not exist"),
-    "a plan is split over sources": (on_plan(lambda plan: plan.rows_for(WORK, 0)), PlanError, "does not exist"),
     "a plan of other slots is simulated": (
         lambda: simulate(dataclasses.replace(PROBLEM, redundant=2), Planner().plan(PROBLEM)[0]),
         InputError,
@@ -99,6 +84,11 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
         lambda: Planner(split=answering(SplitSolver, lambda p, e: np.full(e.shape, 0.5))).plan(PROBLEM),
         PlanError,
         "whole numbers",
+    ),
+    "a split level returns too few rows": (
+        lambda: Planner(split=answering(SplitSolver, lambda p, e: ExactSplit().solve(p, e)[1:])).plan(PROBLEM),
+        PlanError,
+        r"Mine\(\) .* must have shape \[\d+, 2, 3\]; got",
     ),
     "a home level gives a slot to all": (
         lambda: Planner(home=answering(HomeSolver, lambda p: np.zeros((p.L, p.E), np.int32))).homes(PROBLEM),
