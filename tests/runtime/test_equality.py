@@ -153,14 +153,8 @@ def process_backends(case: Case, rank: int) -> list:
     return [*peers, Collective(), PinnedHost(tuple(case.plan.header.cluster.node_of_rank_G.tolist()))]
 
 
-@given(busy_cases(max_ranks=3, host=True))
-@examples(12)
+@given(busy_cases(max_ranks=3, host=True, unplanned=0.05))
+@examples(8)
 def test_on_processes_with_copies_from_peers_and_from_the_host(case: Case) -> None:
     backends = partial(process_backends, case)
     assert_equal(case, get_pool(3).run(run_case, case, backends, num_ranks=case.plan.G))
-
-
-@given(busy_cases(max_ranks=3, unplanned=0.05))
-@examples(6)
-def test_on_processes_with_unplanned_rows(case: Case) -> None:
-    assert_equal(case, get_pool(3).run(run_case, case, ("collective",), num_ranks=case.plan.G))

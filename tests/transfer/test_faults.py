@@ -6,7 +6,7 @@ import signal
 
 import pytest
 from engine_util import ToyBuffers, a_plan, check_grads, run_uses
-from flaky import Flaky, FlakyHost, OverwrittenHost, Second, Shelf, Slow
+from flaky import Flaky, FlakyHost, OverwrittenHost, Second, Shelf
 
 from foremoe.base.errors import InputError, StaleWeights, TransferError
 from foremoe.plan.transfers import Link
@@ -103,29 +103,10 @@ def test_the_only_backend_fails_on_one_rank_and_its_rows_run_at_home_or_one_erro
         assert all(isinstance(result, TransferError) and "Flaky" in str(result) for result in results)
 
 
-@pytest.mark.parametrize("starts", [0, 1, 3])
-def test_a_two_sided_backend_that_raises_is_given_up_by_all_ranks(starts):
-    plan = by_peer(a_plan(ranks=RANKS, micro_steps=5, stage="recompute"))
-    results = run_threads(lambda group: run(group, plan, (Flaky(1, starts), Second()), timeout_s=3.0), RANKS)
-    assert all(t.retired == ("Flaky",) for _, t in results)
-    assert all(fell_back == results[0][0] for fell_back, _ in results)
-    # Afterwards the second backend carries the copies.
-    assert len(results[0][0]) < plan.N
-    assert any(e.backend == "Second" and e.outcome == "done" for _, t in results for e in t.events)
-
-
 def test_without_a_second_backend_later_rows_run_at_home():
     plan = by_peer(a_plan(ranks=RANKS, micro_steps=5, stage="recompute"))
     results = run_threads(lambda group: run(group, plan, (Flaky(1, 2),), timeout_s=0.5), RANKS)
     assert all(fell_back == results[0][0] and len(fell_back) >= 3 * plan.L for fell_back, _ in results)
-
-
-def test_a_host_store_takes_over_from_a_failed_two_sided_backend():
-    plan = by_peer(a_plan(ranks=RANKS, micro_steps=5, stage="recompute"))
-    results = run_threads(lambda group: run(group, plan, (Flaky(1, 2), PinnedHost()), timeout_s=3.0), RANKS)
-    assert all(t.retired == ("Flaky",) for _, t in results)
-    assert any(e.backend == "PinnedHost" and e.outcome != "missing" for _, t in results for e in t.events)
-    assert len(results[0][0]) < 3 * plan.L
 
 
 @pytest.mark.parametrize("starts", range(0, 12, 2))
@@ -140,14 +121,6 @@ def test_in_an_update_it_is_repaired_or_ends_on_all_ranks(starts):
         assert all("rank 1" in str(error) or error.ranks == (1,) or "link is down" in str(error) for error in results)
     else:
         assert all(fell_back == results[0][0] for fell_back, _ in results)
-
-
-@pytest.mark.parametrize("starts", [1, 3, 5])
-def test_nothing_of_a_retired_backend_lands_on_what_another_brought(starts):
-    plan = by_peer(a_plan(ranks=RANKS, micro_steps=5, stage="recompute", slot_depth=1))
-    results = run_threads(lambda group: run(group, plan, (Slow(1, starts), Second()), timeout_s=5.0), RANKS)
-    assert all(t.retired == ("Slow",) for _, t in results)
-    assert any(e.backend == "Second" for _, t in results for e in t.events)
 
 
 def test_the_sole_two_sided_backend_fails_in_an_update():
@@ -229,16 +202,6 @@ def test_one_failed_pull_does_not_disable_a_backend_for_later_plans():
 
     for first, second in run_threads(two_plans, RANKS):
         assert first and not second
-
-
-def test_a_peer_that_stops_answering_is_named():
-    plan = by_peer(a_plan(ranks=RANKS, micro_steps=3))
-    results = run_threads(
-        lambda group: run(group, plan, (Local(),), timeout_s=0.5, stop_rank=2, stop_use=3), RANKS, errors=True, timeout_s=2.0
-    )
-    assert results[2] is None
-    for error in results[:2]:
-        assert isinstance(error, TransferError) and "rank 2" in str(error)
 
 
 class Quits(Local):
