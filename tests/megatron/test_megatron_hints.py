@@ -28,8 +28,8 @@ def test_with_a_hint_one_step_equals_the_program_without_foremoe(pool, case):
         assert np.allclose(skew(np.stack(group, axis=-1)), skew_XML)
 
 
-@pytest.mark.parametrize("case", [Case(4, Layout(ep=4, sequence=480, batch=8, M=2)), Case(2, Layout(sequence=480, batch=8, M=2))])
-def test_with_ten_percent_of_choices_changed_skew_as_served_is_within_two_percent_of_the_plan(pool, case):
+def test_with_ten_percent_of_choices_changed_skew_as_served_is_within_two_percent_of_the_plan(pool):
+    case = Case(4, Layout(ep=4, sequence=480, batch=8, M=2))
     verdicts = pool.run(compare.one_step, case, "", 0, False, None, 0.1, num_ranks=case.num_ranks)
     assert all(verdict.equal and verdict.as_expected and verdict.drift > 0 for verdict in verdicts)
     assert (verdicts[0].served_skew_ML <= 1.02 * verdicts[0].skew_ML).all()

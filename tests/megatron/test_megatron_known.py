@@ -123,12 +123,17 @@ def test_rows_in_another_order_are_told_of_once_with_the_likely_causes(pool):
         assert later["counted/differs"] == num_rows and later["known_rows"] == 0
 
 
-def reasons(group, case, options, workload):
-    """Why rows of two stages count."""
-    program, found = Program(case.layout), []
+def reasons(group, case, asked):
+    """Why rows of two stages count, with each of some options of `attach`."""
+    program = Program(case.layout)
     own = program.routing(0)
     work = [topk_TLK.numpy().copy() for topk_TLK in own]
     work[1][:3, 0, 0] = -1
+    return [reasons_with(program, case, own, work, options, workload) for options, workload, _ in asked]
+
+
+def reasons_with(program, case, own, work, options, workload):
+    found = []
     with arms.attached(program, case, **options) as moe:
         for _ in range(2):
             planned = moe.plan(work, "recompute")
@@ -141,23 +146,22 @@ def reasons(group, case, options, workload):
     return found
 
 
-@pytest.mark.parametrize(
-    ("options", "workload", "second"),
-    [
-        ({}, False, (8, {})),
-        ({"spare": 3}, False, (8, {})),
-        ({"spare": 2}, False, (7, {"unknown": 1})),
-        ({"route_bytes": 1}, False, (0, {"memory": 8})),
-        ({"route_bytes": 4000}, False, (3, {"memory": 5})),
-        ({}, True, (0, {"untold": 8})),
-    ],
-    ids=str,
-)
-def test_why_rows_count_is_in_the_metrics(pool, options, workload, second):
-    for first, found in pool.run(reasons, PLAIN, options, workload, num_ranks=2):
-        assert found[:2] == second and found[2] <= options.get("route_bytes", 2**20)
-        num_counted = sum(n for why, n in second[1].items())
-        assert first[:2] == (0, {**second[1]} | ({"first": 8 - num_counted} if num_counted < 8 else {}))
+WHY = [  # options of attach, whether a workload is given, and known rows and reasons of the second stage
+    ({}, False, (8, {})),
+    ({"spare": 3}, False, (8, {})),
+    ({"spare": 2}, False, (7, {"unknown": 1})),
+    ({"route_bytes": 1}, False, (0, {"memory": 8})),
+    ({"route_bytes": 4000}, False, (3, {"memory": 5})),
+    ({}, True, (0, {"untold": 8})),
+]
+
+
+def test_why_rows_count_is_in_the_metrics(pool):
+    for answers in pool.run(reasons, PLAIN, WHY, num_ranks=2):
+        for (options, _, second), (first, found) in zip(WHY, answers, strict=True):
+            assert found[:2] == second and found[2] <= options.get("route_bytes", 2**20), options
+            num_counted = sum(second[1].values())
+            assert first[:2] == (0, {**second[1]} | ({"first": 8 - num_counted} if num_counted < 8 else {})), options
 
 
 def partly_known(group, case, spare):

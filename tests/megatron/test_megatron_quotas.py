@@ -1,4 +1,4 @@
-"""Tokens per slot, measured inside Megatron: the plan's quotas, and where tokens go that no plan knew."""
+"""Tokens per slot, measured inside Megatron, where no plan knew some of them; `test_megatron_layouts` has the others."""
 
 import numpy as np
 import pytest
@@ -14,12 +14,6 @@ CASES = (
     Case(4, Layout(ep=4, recompute="full"), nodes=2),
     Case(4, Layout(ep=2, tp=2, pp=2, num_layers=4, dense=(1,))),
 )
-
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_with_replay_every_slot_serves_its_quota(pool, case):
-    for verdict in pool.run(compare.one_step, case, num_ranks=case.num_ranks):
-        assert verdict.served and verdict.as_expected and verdict.drift == 0
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -47,69 +47,82 @@ OPTIONS = [
 ]
 
 
-def refusal(_group, layout, options, sizes):
-    """What attach says, and whether it left the model alone."""
+@contextlib.contextmanager
+def of_class(owner, name, base):
+    kind = owner.__class__
+    owner.__class__ = type(name, (base,), {})
+    try:
+        yield
+    finally:
+        owner.__class__ = kind
+
+
+def refusals(_group, layout, each, sizes):
+    """What attach says to each of these options of one program, and what it left in the model; the last time, without any."""
     from megatron.core import parallel_state
 
     from foremoe.integrations.megatron import attach
 
-    program = Program(layout)
-    moe = program.bare[0].decoder.layers[0].mlp
-    for name, value in options.items():
-        if name == "dispatcher":
-            moe.token_dispatcher = value
-        elif name == "subclass":
-            moe.token_dispatcher.__class__ = type("OtherDispatcher", (type(moe.token_dispatcher),), {})
-        elif name == "experts":
-            moe.experts.__class__ = type("OtherExperts", (moe.experts.__class__.__base__,), {})
-        else:
-            setattr(program.config, name, value)
-    said = ""
-    with contextlib.ExitStack() as stack:
-        for name, n in sizes.items():
-            stack.enter_context(patch.object(parallel_state, name, lambda n=n: n))
-        try:
-            attach(program.chunks).detach()
-        except InputError as error:
-            said = str(error)
-    return said, [name for m in program.chunks[0].modules() for name in vars(m) if "foremoe" in name]
+    program, found = Program(layout), []
+    moe, config = program.bare[0].decoder.layers[0].mlp, program.config
+    changes = {
+        "dispatcher": lambda value: patch.object(moe, "token_dispatcher", value),
+        "subclass": lambda _: of_class(moe.token_dispatcher, "OtherDispatcher", type(moe.token_dispatcher)),
+        "experts": lambda _: of_class(moe.experts, "OtherExperts", type(moe.experts).__base__),
+    }
+    for options in (*each, {}):
+        said = ""
+        with contextlib.ExitStack() as stack:
+            for name, n in sizes.items() if options or not each else ():
+                stack.enter_context(patch.object(parallel_state, name, lambda n=n: n))
+            for name, value in options.items():
+                change = changes.get(name, lambda value, name=name: patch.object(config, name, value, create=True))
+                stack.enter_context(change(value))
+            try:
+                attach(program.chunks).detach()
+            except InputError as error:
+                said = str(error)
+        found.append((said, [name for m in program.chunks[0].modules() for name in vars(m) if "foremoe" in name]))
+    return found
 
 
-def refused(pool, layout, options, cure, **sizes):
-    for said, left in pool.run(refusal, layout, options, sizes, num_ranks=2 * layout.pp):
-        assert cure in said and said.count(". ") == 0, said
-        assert left == []
+def refused(pool, layout, *each, **sizes):
+    """Each of some options is refused with its cure, and nothing is without them."""
+    for found in pool.run(refusals, layout, [options for options, _ in each], sizes, num_ranks=2 * layout.pp):
+        assert [left for _, left in found] == [[]] * len(found)
+        *told, unchanged = [said for said, _ in found]
+        assert unchanged == ""
+        for (options, cure), said in zip(each, told, strict=True):
+            assert cure in said and said.count(". ") == 0, (options, said)
 
 
-def test_a_supported_layout_is_not_refused(pool):
-    assert pool.run(refusal, Layout(), {}, {}, num_ranks=2) == [("", [])] * 2
-
-
-@pytest.mark.parametrize(("options", "cure"), OPTIONS, ids=lambda x: "-".join(map(str, x)) if isinstance(x, dict) else "")
-def test_an_option(pool, options, cure):
-    refused(pool, Layout(), options, cure)
+def test_options(pool):
+    refused(pool, Layout(), *OPTIONS)
 
 
 def test_tensor_parallelism_without_sequence_parallelism(pool):
-    refused(pool, Layout(tp=2), {"sequence_parallel": False}, "set sequence_parallel=True")
+    refused(pool, Layout(tp=2), ({"sequence_parallel": False}, "set sequence_parallel=True"))
 
 
 def test_experts_split_over_tensor_parallel_ranks(pool):
-    refused(pool, Layout(), {}, "set expert_tensor_parallel_size=1", get_expert_tensor_parallel_world_size=2)
+    name = "get_expert_tensor_parallel_world_size"
+    for ((said, left),) in pool.run(refusals, Layout(), [], {name: 2}, num_ranks=2):
+        assert "set expert_tensor_parallel_size=1" in said and said.count(". ") == 0 and left == []
 
 
 def test_another_interleaved_order(pool):
     layout = Layout(pp=2, vpp=2, num_layers=4)
-    refused(pool, layout, {"microbatch_group_size_per_vp_stage": 4}, "set it to 2")
+    refused(pool, layout, ({"microbatch_group_size_per_vp_stage": 4}, "set it to 2"))
 
 
-def test_another_dispatcher_than_the_config_says(pool):
-    refused(pool, Layout(), {"dispatcher": 7}, "moe_token_dispatcher_type='alltoall' and 'flex'")
-    refused(pool, Layout(), {"subclass": True}, "dispatches with OtherDispatcher; foremoe supports MoEAlltoAllTokenDispatcher")
-
-
-def test_an_unknown_kind_of_experts(pool):
-    refused(pool, Layout(), {"experts": True}, "experts of type OtherExperts are not supported")
+def test_another_dispatcher_than_the_config_says_and_an_unknown_kind_of_experts(pool):
+    refused(
+        pool,
+        Layout(),
+        ({"dispatcher": 7}, "moe_token_dispatcher_type='alltoall' and 'flex'"),
+        ({"subclass": True}, "dispatches with OtherDispatcher; foremoe supports MoEAlltoAllTokenDispatcher"),
+        ({"experts": True}, "experts of type OtherExperts are not supported"),
+    )
 
 
 def one_sided(group, options):

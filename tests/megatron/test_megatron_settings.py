@@ -19,16 +19,18 @@ PLAIN = Case(2, Layout(), 2)
 CLUSTER = Cluster.preset("8xh100", num_ranks=2)
 
 
-def said_by(group, case, options_G):
-    """What a rank with its own options says to a stage; empty where it runs."""
-    program = Program(case.layout)
+def said_by(group, case, each):
+    """What a rank with its own of some options says to a stage, for each of these; empty where it runs."""
+    program, found = Program(case.layout), []
     topk_MTLK = program.routing(0)
-    try:
-        with arms.attached(program, case, **options_G[group.rank]) as moe, moe.stage([x.numpy() for x in topk_MTLK]):
-            program.forward_backward(0, topk_MTLK)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
+    for options_G in each:
+        try:
+            with arms.attached(program, case, **options_G[group.rank]) as moe, moe.stage([x.numpy() for x in topk_MTLK]):
+                program.forward_backward(0, topk_MTLK)
+            found.append("")
+        except Exception as error:
+            found.append(f"{type(error).__name__}: {error}")
+    return found
 
 
 DIFFERENT = [
@@ -46,8 +48,11 @@ DIFFERENT = [
 ]
 
 
-@pytest.mark.parametrize("options_G", DIFFERENT, ids=lambda options_G: next(iter(options_G[0])))
-def test_a_setting_that_differs_is_named_on_all_ranks(pool, options_G):
-    *options_G, wanted = options_G
-    for said in pool.run(said_by, PLAIN, options_G, num_ranks=2, timeout_s=20.0):
-        assert said.startswith("InputError: rank 1 has ") and wanted in said and said.endswith("give all ranks the same."), said
+def test_a_setting_that_differs_is_named_on_all_ranks(pool):
+    each = [options_G for *options_G, _ in DIFFERENT]
+    for told in pool.run(said_by, PLAIN, [*each, ({}, {})], num_ranks=2, timeout_s=20.0):
+        assert told.pop() == "", "a stage runs after all that was refused"
+        for said, (*_, wanted) in zip(told, DIFFERENT, strict=True):
+            assert said.startswith("InputError: rank 1 has ") and wanted in said and said.endswith("give all ranks the same."), (
+                said
+            )
