@@ -88,8 +88,14 @@ def test_the_engine_is_registered_and_the_module_keeps_its_loader(stand_in):
     assert "ForeMoEEngine" in out and out.endswith("SourceFileLoader")
 
 
-@pytest.mark.parametrize("module", ["numba", "foremoe.integrations.verl.engine", "foremoe.integrations.settings"])
-@pytest.mark.parametrize("error", ["RuntimeError", "ImportError", "SystemExit"])
+@pytest.mark.parametrize(
+    ("module", "error"),
+    [
+        ("numba", "RuntimeError"),
+        ("foremoe.integrations.verl.engine", "ImportError"),
+        ("foremoe.integrations.settings", "SystemExit"),
+    ],
+)
 def test_what_fails_in_foremoe_leaves_verls_engine_alone(stand_in, module, error):
     out, said = run(stand_in, module, error)
     assert (

@@ -55,32 +55,12 @@ assert EngineRegistry.get_engine_cls("language_model", "megatron") is MegatronEn
 )
 
 
-@pytest.mark.parametrize(
-    ("module", "error"),
-    [("numba", "RuntimeError"), ("foremoe.problem.cost", "ImportError"), ("foremoe.integrations.verl.engine", "OSError")],
-)
-def test_what_fails_here_leaves_verls_modules_as_they_are(module, error):
-    program = BREAK.format(module=module, error=error)
+def test_what_fails_here_leaves_verls_modules_as_they_are():
+    """Whatever it is: `tests/integrations/test_verl_plugin.py` breaks one thing after the other on a stand-in."""
+    program = BREAK.format(module="foremoe.problem.cost", error="ImportError")
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stderr.count(f"which runs without it: {error}: made to fail") == 1
-
-
-LOOK_FIRST = """
-import importlib.util
-import sys
-
-import verl
-assert importlib.util.find_spec("verl.workers.engine.megatron.transformer_impl") is not None
-from verl.workers.engine import EngineRegistry
-
-assert EngineRegistry.get_engine_cls("language_model", "megatron").__name__ == "ForeMoEEngine"
-"""
-
-
-def test_who_looks_for_the_engine_without_importing_it_loses_nothing():
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", LOOK_FIRST], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stderr.count("which runs without it: ImportError: made to fail") == 1
 
 
 RELOAD = """
@@ -90,7 +70,7 @@ import pickle
 
 import verl
 name = "verl.workers.engine.megatron.transformer_impl"
-spec = importlib.util.find_spec(name)  # imports its package, and with it the module
+assert importlib.util.find_spec(name) is not None  # imports its package, and with it the module
 from verl.workers.engine import base
 from verl.workers.engine.megatron import transformer_impl
 
