@@ -6,8 +6,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from profiles import examples
 
 import foremoe.solvers
 from foremoe.base.arrays import Array
@@ -37,12 +38,32 @@ OPTIONS: dict[str, dict[str, Any]] = {
 SUITES: dict[type, type] = {
     RankSolver: SolverTests, SplitSolver: SplitSolverTests, HomeSolver: HomeSolverTests, PathSolver: PathSolverTests,
 }  # fmt: skip
+# tests/solvers compares each of these with its rule written plainly, on as many examples as the profile has.
+WITH_A_RULE = ("Echo", "Eplb", "Feplb", "Greedy", "LeastLoaded", "Lplb", "MoonEp", "Quota", "Static", "Taot")
+
+
+def on_few(suite: type) -> type:
+    """The suite with 15 examples of every law."""
+
+    def with_few(law: Any) -> Any:
+        def run(self: Any, data: st.DataObject) -> None:
+            law.hypothesis.inner_test(self, data)
+
+        few = settings(examples(15), suppress_health_check=list(HealthCheck))
+        return few(given(data=st.data())(run))
+
+    laws = {name: law for name, law in vars(suite).items() if hasattr(law, "hypothesis")}
+    return type(suite.__name__, (suite,), {name: with_few(law) for name, law in laws.items()})
+
+
+FEW = on_few(SolverTests)
 
 for _name in foremoe.solvers.__all__:
     _found = getattr(foremoe.solvers, _name)
     for _interface, _suite in SUITES.items():
         if issubclass(_found, _interface) and not _found.__abstractmethods__:
-            globals()[f"Test{_name}"] = type(f"Test{_name}", (_suite,), {"solver": _found(), **OPTIONS.get(_name, {})})
+            _of = FEW if _name in WITH_A_RULE else _suite
+            globals()[f"Test{_name}"] = type(f"Test{_name}", (_of,), {"solver": _found(), **OPTIONS.get(_name, {})})
 
 
 class TestRelays(PathSolverTests):
