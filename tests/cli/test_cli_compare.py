@@ -214,19 +214,6 @@ def test_a_missing_package_is_a_note_not_an_error(trace: str, dealing: list[str]
     assert "exact: left out: needs pyscipopt" in text
 
 
-@pytest.mark.heavy
-def test_ablate_crosses_levels_slots_and_foresight(trace: str, dealing: list[str]) -> None:
-    words = ["ablate", trace, *dealing[:-2], "--redundant", "0,1", "--foresight", "exact,previous,Noisy(0.2)"]
-    payload = parsed(good([*words, "--json"]).stdout)
-    seen = {(row["levels"], row["redundant"], row["foresight"]) for row in payload["rows"]}
-    levels = {row["levels"] for row in payload["rows"]}
-    assert "all" in levels and "without the guard" in levels
-    assert seen == {(a, r, f) for a in levels for r in (0, 1) for f in ("exact", "previous", "Noisy(drift=0.2, seed=0)")}
-    assert payload["case"]["redundant"] == [0, 1]
-    text = good([*words, "--planner", "Quota()"]).stdout
-    assert "planner: Planner(" in text and "Quota(" in text and "micro-step 0 has no history" in text
-
-
 @pytest.mark.shared
 @pytest.mark.skipif(not (SHARED / "esft_law.npz").exists(), reason="the recorded traces are not beside the checkout")
 def test_a_recorded_trace(tmp_path: Path) -> None:

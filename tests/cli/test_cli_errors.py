@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -145,16 +146,17 @@ FILES: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("command", ["compare", "inspect", "plan", "ablate"])
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize(("name", "command"), zip(FILES, itertools.cycle(["compare", "inspect", "plan", "ablate"])))
 def test_recordings_that_are_wrong(name: str, command: str, dealing: list[str], tmp_path: Path) -> None:
     arrays, said = FILES[name]
     path = write_trace(tmp_path / "wrong.npz", **arrays)
     assert said in bad([command, path, *([] if command == "inspect" else dealing)])
 
 
-@pytest.mark.parametrize("command", ["compare", "inspect", "check", "plan"])
-@pytest.mark.parametrize("kind", ["missing", "directory", "empty", "truncated", "noise", "text"])
+NONE = ["missing", "directory", "empty", "truncated", "noise", "text"]
+
+
+@pytest.mark.parametrize(("kind", "command"), zip(NONE * 2, itertools.cycle(["compare", "inspect", "check", "plan"])))
 def test_files_that_are_none(kind: str, command: str, trace: str, plan_and_workload: tuple[str, str], tmp_path: Path) -> None:
     whole = {"compare": trace, "inspect": plan_and_workload[1], "check": plan_and_workload[0], "plan": trace}[command]
     path = tmp_path / Path(whole).name

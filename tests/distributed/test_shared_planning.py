@@ -1,4 +1,4 @@
-"""Ranks that plan together get the plan that one planner would have made of everything, and one error if any of them fails."""
+"""Ranks that plan together get the plan that one planner would have made; `runtime/test_agreement.py` has faults of one rank."""
 
 from __future__ import annotations
 
@@ -18,15 +18,12 @@ from profiles import examples
 from foremoe.base.errors import InputError
 from foremoe.distributed.group import Group
 from foremoe.distributed.planning import Planned, PlanningTask, homes_together, plan_together
-from foremoe.levels import PathSolver
 from foremoe.machine.cluster import Cluster
 from foremoe.machine.model import Model
-from foremoe.plan.transfers import TransferList
 from foremoe.planner.planner import Planner
 from foremoe.problem.cost import CostModel
-from foremoe.problem.problem import Problem
 from foremoe.problem.schedule import Schedule
-from foremoe.solvers import Anneal, Deadline
+from foremoe.solvers import Anneal
 from foremoe.testing.ranks import get_pool, run_threads
 from foremoe.workload.workload import Workload
 
@@ -118,69 +115,6 @@ def test_homes_are_those_of_one_planner() -> None:
         assert (np.sort(home_LE, axis=1) == np.arange(E)).all()
 
 
-def test_a_planner_that_fails_on_one_rank_is_told_on_all() -> None:
-    task, (load_MLGE, tokens_MG) = a_task(2, 2, 2), counts(2, 2, 2, seed=2)
-    original = Planner.plan
-
-    def plan(self: Planner, problem: Any, *args: Any, **options: Any) -> Any:
-        if problem.moe_layer_L.tolist() == [3]:  # the second layer, which rank 1 plans
-            raise ZeroDivisionError("no ranks left")
-        return original(self, problem, *args, **options)
-
-    with patch.object(Planner, "plan", plan):
-        errors = run_threads(plan_here, 2, task, load_MLGE, tokens_MG, errors=True)
-    for error in errors:
-        assert isinstance(error, InputError)
-        assert "rank 1 could not plan its layers (ZeroDivisionError: no ranks left)" in str(error)
-
-
-@dataclasses.dataclass(frozen=True)
-class FailsOnRank1(PathSolver):
-    """Once it sees both layers, of which a rank plans one."""
-
-    rank: int
-    error: type[BaseException]
-
-    def solve(self, problem: Problem, transfers: TransferList) -> TransferList:
-        if self.rank == 1 and problem.L == 2:
-            raise self.error("no links left")
-        return Deadline().solve(problem, transfers)
-
-
-@pytest.mark.parametrize(
-    ("error", "limit_s", "text"),
-    [
-        (ZeroDivisionError, None, "ZeroDivisionError: no links left"),
-        (InputError, None, "InputError: no links left"),
-        (SystemExit, 600.0, "RuntimeError: the planner raised SystemExit: no links left"),
-    ],
-)
-def test_a_path_solver_that_fails_on_one_rank_is_one_error_on_all(
-    error: type[BaseException], limit_s: float | None, text: str
-) -> None:
-    """After the plans of all ranks were merged: each rank chooses links for itself."""
-    task, (load_MLGE, tokens_MG) = a_task(2, 2, 4), counts(2, 2, 4, seed=2)
-
-    def plan(group: Group) -> Planned:
-        planner, mine = Planner(path=FailsOnRank1(group.rank, error)), (load_MLGE[:, :, group.rank], tokens_MG[:, group.rank])
-        return plan_together(group, planner, task, *mine, num_threads=1, plan_limit_s=limit_s)
-
-    for found in run_threads(plan, 4, errors=True, timeout_s=60.0):
-        assert isinstance(found, InputError), repr(found)
-        assert f"rank 1 could not choose the links of the copies ({text})" in str(found)
-
-
-def test_counts_of_different_sizes_are_refused_on_all_ranks() -> None:
-    task, (load_MLGE, tokens_MG) = a_task(2, 2, 2), counts(2, 2, 2, seed=3)
-
-    def one_short(group: Group) -> Planned:
-        M = 2 - group.rank
-        return plan_together(group, Planner(), task, load_MLGE[:M, :, group.rank], tokens_MG[:M, group.rank])
-
-    for error in run_threads(one_short, 2, errors=True):
-        assert isinstance(error, InputError) and "counts of different sizes" in str(error)
-
-
 def test_a_planner_that_is_too_slow_is_told_to_stop() -> None:
     task, (load_MLGE, tokens_MG) = a_task(2, 1, 2), counts(2, 1, 2, seed=4)
     told: list[bool] = []
@@ -200,7 +134,7 @@ def test_a_planner_that_is_too_slow_is_told_to_stop() -> None:
 def test_compiling_does_not_count_as_planning() -> None:
     """A planner that compiles for much longer than it may plan."""
     task, (load_MLGE, tokens_MG) = a_task(2, 1, 1), counts(2, 1, 1, seed=4)
-    limit_s, plan_here = 2.0, Planner.plan
+    limit_s, plan_here = 1.0, Planner.plan
 
     def slow_to_compile(self: Planner, problem: Any, **options: Any) -> Any:
         begin_s, n = time.perf_counter(), 0

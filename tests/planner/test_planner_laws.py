@@ -77,7 +77,8 @@ def test_every_strategy_makes_valid_plans_and_bounds_hold(name: str, data: st.Da
     np.testing.assert_allclose(plan.objective_ML.ravel(), objective_N(problem, plan), rtol=1e-12)
 
 
-@pytest.mark.parametrize("name", RUNNABLE)
+# The guard knows nothing of solvers but whether they move homes; from a start, below, all are tried.
+@pytest.mark.parametrize("name", [name for name in ("foremoe", "eplb-exact", "exact") if name in RUNNABLE])
 @some
 @given(data=st.data())
 def test_with_the_guard_no_row_is_worse_than_static(name: str, data: st.DataObject) -> None:
@@ -90,7 +91,7 @@ def test_with_the_guard_no_row_is_worse_than_static(name: str, data: st.DataObje
 @pytest.mark.parametrize("name", [name for name in RUNNABLE if name != "exact"])
 @some
 @given(data=st.data())
-def test_with_the_guard_no_row_is_worse_than_its_start_on_the_new_load(name: str, data: st.DataObject) -> None:
+def test_with_the_guard_no_row_is_worse_than_static_or_its_start_on_the_new_load(name: str, data: st.DataObject) -> None:
     problem = data.draw(problems(**SMALL))
     note(describe(problem))
     earlier = data.draw(plans(problem))
@@ -102,6 +103,7 @@ def test_with_the_guard_no_row_is_worse_than_its_start_on_the_new_load(name: str
     start, _ = dataclasses.replace(planner, rank=()).plan(later, earlier, num_threads=1)
     plan, _ = planner.plan(later, earlier, num_threads=1)
     assert (objective_N(later, plan) <= objective_N(later, start)).all()
+    assert (objective_N(later, plan) <= row_objective(later, later.static())).all()
     plan.check(later)
 
 

@@ -108,7 +108,7 @@ def assert_equal(case: Case, ranks: list) -> None:
 
 
 @given(cases(), st.integers(0, 3))
-@examples(30)
+@examples(20)
 def test_every_plan_equals_the_dense_model(case: Case, prefetch: int) -> None:
     assert_equal(case, run_threads(run_case, case.plan.G, case, ("local",), True, None, prefetch))
 
@@ -116,14 +116,14 @@ def test_every_plan_equals_the_dense_model(case: Case, prefetch: int) -> None:
 @pytest.mark.parametrize("slot_depth", DEPTHS)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @given(st.data())
-@examples(6)
+@examples(4)
 def test_plans_with_many_copies_equal_the_dense_model(schedule: str, slot_depth: int, data: st.DataObject) -> None:
     case = data.draw(busy_cases(schedule=schedule, slot_depth=slot_depth))
     assert_equal(case, run_threads(run_case, case.plan.G, case, ("local",), True, None, data.draw(st.integers(0, 3))))
 
 
 @given(busy_cases(relays=True), st.integers(0, 3))
-@examples(15)
+@examples(10)
 def test_plans_with_relays_equal_the_dense_model(case: Case, prefetch: int) -> None:
     assert_equal(case, run_threads(run_case, case.plan.G, case, ("local",), True, None, prefetch))
 
@@ -136,13 +136,13 @@ def test_on_processes_with_relays(case: Case) -> None:
 
 
 @given(busy_cases(unplanned=0.05))
-@examples(30)
+@examples(15)
 def test_unplanned_rows_are_served_at_home(case: Case) -> None:
     assert_equal(case, run_threads(run_case, case.plan.G, case))
 
 
 @given(busy_cases(unplanned=0.2, dropped=0.3))
-@examples(15)
+@examples(10)
 def test_rows_that_never_came_leave_quota_unused(case: Case) -> None:
     assert_equal(case, run_threads(run_case, case.plan.G, case))
 

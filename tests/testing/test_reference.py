@@ -54,12 +54,6 @@ def test_every_valid_plan_computes_what_dense_computes(data: st.DataObject) -> N
 
 
 @given(st.data())
-def test_plans_with_many_copies_compute_what_dense_computes(data: st.DataObject) -> None:
-    problem, plan = data.draw(copying_plans())
-    assert worst_difference(problem, plan) < TOLERANCE
-
-
-@given(st.data())
 def test_transfers_that_pass_the_check_compute_what_dense_computes(data: st.DataObject) -> None:
     problem, plan = data.draw(copying_plans())
     broken = with_transfers(plan, data.draw(mutated(plan.transfers)))
@@ -67,9 +61,12 @@ def test_transfers_that_pass_the_check_compute_what_dense_computes(data: st.Data
         assert worst_difference(problem, broken) < TOLERANCE
 
 
-@given(st.data())
-def test_plans_with_relays_compute_what_dense_computes(data: st.DataObject) -> None:
-    problem, plan = data.draw(RELAYING)
+@pytest.mark.parametrize("drawn", [copying_plans(), RELAYING], ids=["many copies", "relays"])
+@given(data=st.data())
+def test_plans_with_many_copies_and_with_relays_compute_what_dense_computes(
+    drawn: st.SearchStrategy, data: st.DataObject
+) -> None:
+    problem, plan = data.draw(drawn)
     assert worst_difference(problem, plan) < TOLERANCE
 
 

@@ -29,13 +29,6 @@ class TestPinnedHostInThreads(TransferTests):
     in_process = True
 
 
-class TestPinnedHostOnTwoNodes(TransferTests):
-    """Stores that are filled over the group alone."""
-
-    backend = PinnedHost(node_of_rank_G=(0, 1))
-    ranks = (2,)
-
-
 class TestPinnedHostOnMixedNodes(TransferTests):
     """Stores that are filled by their own ranks and over the group."""
 
