@@ -45,9 +45,11 @@ def test_one_base_of_all_errors_and_the_built_in_ones_that_programs_may_catch() 
 
 
 def test_import_needs_neither_torch_nor_numba() -> None:
-    code = "import sys, foremoe; print([name for name in ('torch', 'numba', 'safetensors') if name in sys.modules])"
+    heavy = "[name for name in ('torch', 'numba', 'safetensors', 'numpy', 'cupy') if name in sys.modules]"
+    used = "foremoe.Planner; foremoe.STRATEGIES; foremoe.compare; print('torch' in sys.modules)"
+    code = f"import sys, foremoe; print({heavy}); {used}"
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert run.stdout.strip() == "[]", run.stdout + run.stderr
+    assert run.stdout.split() == ["[]", "False"], run.stdout + run.stderr
 
 
 def test_what_a_notebook_shows_fits_a_line_or_three():

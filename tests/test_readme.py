@@ -32,21 +32,9 @@ def test_the_solver_recipe_passes_its_conformance_suite(tmp_path):
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
     run_pytest(tmp_path, env)
     case = [
-        "--synthetic",
-        "gpt-oss-20b",
-        "--ranks",
-        "8",
-        "--tokens-per-rank",
-        "256",
-        "--micro-steps",
-        "1",
-        "--objective",
-        "balance",
-        "--ranks-per-node",
-        "4",
-        "--redundant",
-        "1",
-    ]
+        "--synthetic", "gpt-oss-20b", "--ranks", "8", "--tokens-per-rank", "256", "--micro-steps", "1", "--objective",
+        "balance", "--ranks-per-node", "4", "--redundant", "1",
+    ]  # fmt: skip
     both = "Planner(rank=(recipe:HalveHottest(), Search(effort=100)))"
     solvers = ["--planners", f"static,recipe:HalveHottest(min_pairs=2),Search(effort=100),{both}", "--json"]
     run = subprocess.run([sys.executable, "-m", "foremoe", "compare", *case, *solvers], env=env, capture_output=True, text=True)

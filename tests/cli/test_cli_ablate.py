@@ -71,18 +71,9 @@ def test_names_of_a_line_are_products() -> None:
 def test_a_line_that_a_limit_left_without_figures_is_a_sentence(trace: str, dealing: list[str]) -> None:
     pytest.importorskip("pyscipopt", reason="Exact needs pyscipopt; foremoe[exact] installs it")
     words = [
-        "ablate",
-        trace,
-        *dealing[:-2],
-        "--objective",
-        "balance",
-        "--planner",
+        "ablate", trace, *dealing[:-2], "--objective", "balance", "--planner", "exact", "--redundant", "1", "--foresight",
         "exact",
-        "--redundant",
-        "1",
-        "--foresight",
-        "exact",
-    ]
+    ]  # fmt: skip
     text = good([*words, "--exact-seconds", "0.000001"]).stdout
     table = lines(text)
     assert table and all(figures(line) for line in table if line.startswith("without Exact()"))
@@ -105,17 +96,8 @@ def test_seeds_have_means_and_spreads() -> None:
 
 def test_planners_and_nodes_vary(trace: str, dealing: list[str]) -> None:
     words = [
-        "ablate",
-        *CASE,
-        "--redundant",
-        "1",
-        "--foresight",
-        "exact",
-        "--planners",
-        "quota,foremoe",
-        "--ranks-per-node",
-        "2,8",
-    ]
+        "ablate", *CASE, "--redundant", "1", "--foresight", "exact", "--planners", "quota,foremoe", "--ranks-per-node", "2,8",
+    ]  # fmt: skip
     rows = rows_of(words)
     assert {(one["planner"], one["ranks_per_node"]) for one in rows} == {(p, n) for p in ("quota", "foremoe") for n in (2, 8)}
     text = good(words).stdout
@@ -126,16 +108,9 @@ def test_planners_and_nodes_vary(trace: str, dealing: list[str]) -> None:
 
 def test_a_pack_level_is_left_out_too(trace: str, dealing: list[str]) -> None:
     words = [
-        "ablate",
-        trace,
-        *dealing[:-2],
-        "--redundant",
-        "1",
-        "--foresight",
-        "exact",
-        "--planner",
+        "ablate", trace, *dealing[:-2], "--redundant", "1", "--foresight", "exact", "--planner",
         "Planner(pack=ExpertAware())",
-    ]
+    ]  # fmt: skip
     assert {one["levels"] for one in rows_of(words)} > {"all", "without ExpertAware()"}
 
 

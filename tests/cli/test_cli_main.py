@@ -33,24 +33,6 @@ def subprocess_run(arguments: list[str], **options: object) -> subprocess.Comple
     return subprocess.run([sys.executable, "-m", "foremoe", *arguments], capture_output=True, text=True, cwd=ROOT, **options)  # type: ignore[call-overload,no-any-return]
 
 
-def test_the_commands() -> None:
-    assert sorted(COMMANDS) == [
-        "ablate",
-        "advise",
-        "calibrate",
-        "check",
-        "compare",
-        "doctor",
-        "import",
-        "inspect",
-        "plan",
-        "report",
-        "simulate",
-        "solvers",
-        "warm-up",
-    ]
-
-
 def test_help_is_there_where_python_drops_docstrings() -> None:
     code = "print(main.help); [print(main.get_command(None, name).help) for name in COMMANDS]"
     command = [sys.executable, "-OO", "-c", f"from foremoe.cli.main import COMMANDS, main; {code}"]

@@ -177,19 +177,9 @@ def test_inspect_a_workload_without_load(tmp_path: Path) -> None:
 
 def test_a_case_says_what_it_assumes(tmp_path: Path) -> None:
     few = [
-        "--synthetic",
-        "gpt-oss-20b",
-        "--ranks",
-        "16",
-        "--tokens-per-rank",
-        "256",
-        "--micro-steps",
-        "1",
-        "--layers",
-        "0:1",
-        "--redundant",
-        "1",
-    ]
+        "--synthetic", "gpt-oss-20b", "--ranks", "16", "--tokens-per-rank", "256", "--micro-steps", "1", "--layers", "0:1",
+        "--redundant", "1",
+    ]  # fmt: skip
     assumed = "note: a plain all-to-all is assumed"
     assert assumed in good(["plan", *few]).stdout and assumed not in good(["plan", *few, "--dispatch", "node"]).stdout
     trace = tmp_path / "short.npz"

@@ -15,36 +15,16 @@ from foremoe.machine.model import Model
 
 NAMES = ("8xh100", "8xh800", "8xh200", "8xh20", "8xa100", "8xpcie", "8xb200", "gb200-nvl72", "8xb300", "gb300-nvl72")
 SMALL = {
-    "name": "box",
-    "num_ranks": 4,
-    "flops_per_s": 1e12,
-    "compute_efficiency": 0.5,
-    "slot_overhead_s": 0.0,
-    "peer_bytes_per_s": 4e9,
-    "rdma_bytes_per_s": 2e9,
-    "host_bytes_per_s": 1e9,
-    "peer_latency_s": 0.0,
-    "rdma_latency_s": 1e-5,
-    "host_latency_s": 1e-6,
-    "copy_contention": 0.0,
-    "memory_bytes": 1000,
-    "source": "by hand",
-}
+    "name": "box", "num_ranks": 4, "flops_per_s": 1e12, "compute_efficiency": 0.5, "slot_overhead_s": 0.0,
+    "peer_bytes_per_s": 4e9, "rdma_bytes_per_s": 2e9, "host_bytes_per_s": 1e9, "peer_latency_s": 0.0, "rdma_latency_s": 1e-5,
+    "host_latency_s": 1e-6, "copy_contention": 0.0, "memory_bytes": 1000, "source": "by hand",
+}  # fmt: skip
 SPEEDS = ["flops_per_s", "peer_bytes_per_s", "rdma_bytes_per_s"]
 # At least zero; no host stores where `host_bytes_per_s` is.
 SECONDS = [
-    "host_bytes_per_s",
-    "slot_overhead_s",
-    "peer_latency_s",
-    "rdma_latency_s",
-    "host_latency_s",
-    "layer_overhead_s",
-    "pair_overhead_s",
-    "element_overhead_s",
-    "host_layer_s",
-    "planned_layer_s",
-    "planned_token_s",
-]
+    "host_bytes_per_s", "slot_overhead_s", "peer_latency_s", "rdma_latency_s", "host_latency_s", "layer_overhead_s",
+    "pair_overhead_s", "element_overhead_s", "host_layer_s", "planned_layer_s", "planned_token_s",
+]  # fmt: skip
 WHOLE = ["num_ranks", "nic_sharing", "memory_bytes"]
 
 

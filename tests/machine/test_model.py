@@ -14,32 +14,13 @@ from foremoe.base.errors import InputError
 from foremoe.machine.model import Model
 
 NAMES = (
-    "qwen3-30b-a3b",
-    "qwen3-235b-a22b",
-    "glm-4.5-air",
-    "deepseek-v3",
-    "gpt-oss-20b",
-    "gpt-oss-120b",
-    "deepseek-v2-lite",
-    "mixtral-8x7b",
-    "kimi-k2",
-    "glm-4.5",
-    "qwen3-next-80b-a3b",
-)
+    "qwen3-30b-a3b", "qwen3-235b-a22b", "glm-4.5-air", "deepseek-v3", "gpt-oss-20b", "gpt-oss-120b", "deepseek-v2-lite",
+    "mixtral-8x7b", "kimi-k2", "glm-4.5", "qwen3-next-80b-a3b",
+)  # fmt: skip
 SMALL = {
-    "name": "small",
-    "num_layers": 3,
-    "first_moe_layer": 1,
-    "num_experts": 8,
-    "num_topk": 2,
-    "hidden_size": 4,
-    "ffn_size": 6,
-    "attention_params": 50,
-    "num_heads": 2,
-    "qk_head_dim": 3,
-    "v_head_dim": 5,
-    "source": "by hand",
-}
+    "name": "small", "num_layers": 3, "first_moe_layer": 1, "num_experts": 8, "num_topk": 2, "hidden_size": 4, "ffn_size": 6,
+    "attention_params": 50, "num_heads": 2, "qk_head_dim": 3, "v_head_dim": 5, "source": "by hand",
+}  # fmt: skip
 WHOLE = [f.name for f in dataclasses.fields(Model) if f.type in (int, "int")]
 REAL = [f.name for f in dataclasses.fields(Model) if f.type in (float, "float")]
 TEXT = [f.name for f in dataclasses.fields(Model) if f.type in (str, "str")]

@@ -15,19 +15,9 @@ from foremoe.plan.plan import Plan
 
 QUICK = ["--planners", "static,foremoe"]
 CASE = [
-    "--synthetic",
-    "gpt-oss-20b",
-    "--ranks",
-    "4",
-    "--tokens-per-rank",
-    "256",
-    "--micro-steps",
-    "2",
-    "--layers",
-    "0:3",
-    "--redundant",
-    "1",
-]
+    "--synthetic", "gpt-oss-20b", "--ranks", "4", "--tokens-per-rank", "256", "--micro-steps", "2", "--layers", "0:3",
+    "--redundant", "1",
+]  # fmt: skip
 
 
 def run(*arguments: str) -> Result:

@@ -5,6 +5,7 @@ import torch
 
 import foremoe
 from foremoe.problem.schedule import Phase
+from foremoe.transfer.engine import Engine
 
 # Letters: S slots of a rank.
 
@@ -97,6 +98,23 @@ def run_uses(engine, plan, group, *, version=0, stop=None, on_use=None):
         engine.release(m, layer, phase)
         engine.launch()
     return fell_back
+
+
+def run_stage(group, plan, backends, *, timeout_s=2.0, stop_rank=None, stop_use=None, debug=True, prefetch=2):
+    """One stage, or its begin on one rank; returns (fell back, timeline)."""
+    buffers = ToyBuffers(plan, group.rank)
+    engine = Engine(buffers, group=group, backends=backends, prefetch=prefetch, timeout_s=timeout_s, debug=debug)
+    try:
+        engine.begin(plan)
+        fell_back = run_uses(engine, plan, group, stop=stop_use if group.rank == stop_rank else None)
+        if group.rank == stop_rank:
+            return None
+        timeline = engine.end()
+    finally:
+        engine.close()
+    if plan.header.schedule.trains:
+        check_grads(plan, buffers, fell_back=fell_back)
+    return fell_back, timeline
 
 
 def check(plan, found, m, layer, rank, version, dtype, *, at_home):

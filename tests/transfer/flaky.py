@@ -1,8 +1,6 @@
 """Backends that fail on demand, for the fault drills."""
 
-import copy
 import threading
-from typing import ClassVar
 
 from foremoe.base.errors import StaleWeights, TransferError
 from foremoe.plan.transfers import Link
@@ -108,33 +106,32 @@ class Shelf(TransferBackend):
 
     links = frozenset({Link.PEER, Link.RDMA})
     one_sided = True
-    shelf: ClassVar[dict] = {}
 
     def open(self, rank, group, buffers):
-        self.rank, self.group, self.buffers = rank, group, buffers
+        self.rank, self.group, self.buffers, self.version = rank, group, buffers, 0
+        self.shelf = group.gather({} if rank == 0 else None)[0]
 
     def publish(self, entries, version):
-        shelf = self.shelf.setdefault(id(self.group.board), {})
         for entry in entries:
             if entry.home_rank == self.rank:
-                shelf[entry.layer, entry.expert] = version, copy.deepcopy(list(self.buffers.home(entry.layer, entry.expert)))
+                weights = [x.clone() for x in self.buffers.home(entry.layer, entry.expert)]
+                self.shelf[entry.layer, entry.expert] = version, weights
         self.version = version
         self.group.barrier()
 
     def start(self, copies):
-        shelf = self.shelf[id(self.group.board)]
-        for one in copies:
-            version, weights = shelf[one.layer, one.expert]
-            if version != self.version:
-                raise StaleWeights("the shelf is of another version")
-            for into, have in zip(one.dst, weights, strict=True):
-                into.copy_(have)
+        return copies
 
     def wait(self, handle, timeout_s):
-        pass
+        for copy in handle:
+            version, weights = self.shelf[copy.layer, copy.expert]
+            if version != self.version:
+                raise StaleWeights("the shelf is of another version")
+            for into, tensor in zip(copy.dst, weights, strict=True):
+                into.copy_(tensor)
 
     def close(self):
-        self.shelf.pop(id(self.group.board), None)
+        self.shelf = None
 
 
 class Ordered(Local):

@@ -6,6 +6,7 @@ import signal
 
 import pytest
 from engine_util import ToyBuffers, a_plan, check_grads, run_uses
+from engine_util import run_stage as run
 from flaky import Flaky, FlakyHost, OverwrittenHost, Second, Shelf
 
 from foremoe.base.errors import InputError, StaleWeights, TransferError
@@ -17,23 +18,6 @@ from foremoe.transfer.local import Local
 from foremoe.transfer.pinned_host import PinnedHost
 
 RANKS = 3
-
-
-def run(group, plan, backends, *, timeout_s=2.0, stop_rank=None, stop_use=None, debug=True):
-    """One stage; returns (fell back, timeline)."""
-    buffers = ToyBuffers(plan, group.rank)
-    engine = Engine(buffers, group=group, backends=backends, timeout_s=timeout_s, debug=debug)
-    try:
-        engine.begin(plan)
-        fell_back = run_uses(engine, plan, group, stop=stop_use if group.rank == stop_rank else None)
-        if group.rank == stop_rank:
-            return None
-        timeline = engine.end()
-    finally:
-        engine.close()
-    if plan.header.schedule.trains:
-        check_grads(plan, buffers, fell_back=fell_back)
-    return fell_back, timeline
 
 
 def by_host(plan):

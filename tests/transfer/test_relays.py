@@ -2,10 +2,12 @@
 
 import dataclasses
 import time
+from functools import partial
 
 import numpy as np
 import pytest
 from engine_util import ToyBuffers, a_plan, check_grads, run_uses
+from engine_util import run_stage as run
 from flaky import Flaky, FlakyHost, Late, Lazy, Ordered, Second, Shelf, Slow
 from hypothesis import assume, given, note
 from hypothesis import strategies as st
@@ -76,21 +78,6 @@ def everywhere(*, ranks, micro_steps=3, stage="update", slot_depth=3):
     ).rederived()
 
 
-def run(group, plan, backends, prefetch=2, timeout_s=2.0, debug=True):
-    """One stage; returns (fell back, timeline, gradients)."""
-    buffers = ToyBuffers(plan, group.rank)
-    engine = Engine(buffers, group=group, backends=backends, prefetch=prefetch, timeout_s=timeout_s, debug=debug)
-    try:
-        engine.begin(plan)
-        fell_back = run_uses(engine, plan, group)
-        timeline = engine.end()
-    finally:
-        engine.close()
-    if plan.header.schedule.trains:
-        check_grads(plan, buffers, fell_back=fell_back)
-    return fell_back, timeline
-
-
 def relayed(results, plan):
     """How many copies came from a rank that is not their expert's home."""
     homes = plan.home_LE // plan.B
@@ -105,7 +92,7 @@ def test_relays_bring_what_homes_would(data):
     assert plan.violations() == []
     backend = data.draw(st.sampled_from([Local, Late, Lazy, Ordered]))
     prefetch, debug = data.draw(st.integers(0, 4)), data.draw(st.booleans())
-    results = run_threads(lambda group: run(group, plan, (backend(),), prefetch, 20.0, debug), plan.G)
+    results = run_threads(lambda group: run(group, plan, (backend(),), prefetch=prefetch, timeout_s=20.0, debug=debug), plan.G)
     assert not any(fell_back for fell_back, _ in results)
     assert relayed(results, plan) == num_relays(plan)
     assert sum(e.kind == "weights" for _, t in results for e in t.events) == len(plan.transfers)
@@ -136,7 +123,7 @@ def test_buffers_keep_what_is_passed_on_until_it_has_left():
 def test_on_processes(data):
     plan = data.draw(relaying_plans(max_layers=2, max_micro_steps=2))
     prefetch = data.draw(st.integers(0, 2))
-    results = get_pool(4).run(run, plan, (Collective(),), prefetch, 20.0, num_ranks=plan.G)
+    results = get_pool(4).run(partial(run, prefetch=prefetch, timeout_s=20.0), plan, (Collective(),), num_ranks=plan.G)
     assert not any(fell_back for fell_back, _ in results) and relayed(results, plan) == num_relays(plan)
 
 
@@ -283,16 +270,7 @@ def test_a_failed_pull_costs_no_two_sided_backend():
 def test_a_relay_that_stops_answering_is_named():
     plan = a_relaying_plan(micro_steps=3)
 
-    def stops(group):
-        buffers = ToyBuffers(plan, group.rank)
-        engine = Engine(buffers, group=group, backends=(Local(),), timeout_s=0.5)
-        try:
-            engine.begin(plan)
-            run_uses(engine, plan, group, stop=3 if group.rank == 2 else None)
-            return None if group.rank == 2 else engine.end()
-        finally:
-            engine.close()
-
+    stops = partial(run, plan=plan, backends=(Local(),), timeout_s=0.5, stop_rank=2, stop_use=3, debug=False)
     results = run_threads(stops, RANKS, errors=True, timeout_s=2.0)
     for g in (0, 1, 3):
         assert isinstance(results[g], TransferError) and "rank 2" in str(results[g])

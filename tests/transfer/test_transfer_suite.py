@@ -6,48 +6,14 @@ import threading
 
 import pytest
 import torch
+from flaky import Shelf
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from foremoe.base.errors import StaleWeights, TransferError
-from foremoe.plan.transfers import Link
+from foremoe.base.errors import TransferError
 from foremoe.testing import TransferTests
-from foremoe.transfer import TransferBackend
 from foremoe.transfer import local as local_module
 from foremoe.transfer.local import Local
-
-
-class Shelf(TransferBackend):
-    """A correct one-sided backend for threads."""
-
-    links = frozenset({Link.HOST})
-    one_sided = True
-
-    def open(self, rank, group, buffers):
-        self.rank, self.group, self.buffers, self.version = rank, group, buffers, 0
-        self.shelf = group.gather({} if rank == 0 else None)[0]
-
-    def publish(self, entries, version):
-        for entry in entries:
-            if entry.home_rank == self.rank:
-                weights = [x.clone() for x in self.buffers.home(entry.layer, entry.expert)]
-                self.shelf[entry.layer, entry.expert] = version, weights
-        self.version = version
-        self.group.barrier()
-
-    def start(self, copies):
-        return copies
-
-    def wait(self, handle, timeout_s):
-        for copy in handle:
-            version, weights = self.shelf[copy.layer, copy.expert]
-            if version != self.version:
-                raise StaleWeights("too old")
-            for into, tensor in zip(copy.dst, weights, strict=True):
-                into.copy_(tensor)
-
-    def close(self):
-        self.shelf = None
 
 
 class TestShelf(TransferTests):
