@@ -93,7 +93,16 @@ class TestPretendPeer(TransferTests):
     device = "cpu"
 
 
-@pytest.mark.usefixtures("runtime", "processes")
+@pytest.fixture(params=[("late", True), ("early", False)], ids=["late-processes", "early-threads"])
+def staged(request, monkeypatch):
+    """Each order of streams with one of both ways to take each other; without staging all four are tried."""
+    order, processes = request.param
+    pretend_gpu.install(monkeypatch, order)
+    if processes:
+        monkeypatch.setattr(ipc, "this_process", lambda: ipc.Process("host", threading.get_ident(), ""))
+
+
+@pytest.mark.usefixtures("staged")
 class TestPretendPeerStaged(TransferTests):
     backend = PretendPeer(staged=True)
     in_process = True

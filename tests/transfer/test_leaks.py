@@ -1,4 +1,4 @@
-"""Nothing is left behind: after 200 steps, and after steps that end in an error, a rank holds what it held before."""
+"""Nothing is left behind: after 100 steps, and after steps that end in an error, a rank holds what it held before."""
 
 import gc
 import os
@@ -101,9 +101,9 @@ def many_engines(group, plan, name, engines, fail):
 
 
 @pytest.mark.parametrize("name", ["collective", "pinned_host"])
-def test_two_hundred_steps_leave_nothing(name):
+def test_a_hundred_steps_leave_nothing(name):
     plan = by_host(a_plan(ranks=RANKS, micro_steps=2)) if name == "pinned_host" else a_plan(ranks=RANKS, micro_steps=2)
-    for before, after in get_pool(RANKS).run(many_steps, plan, name, 200, num_ranks=RANKS):
+    for before, after in get_pool(RANKS).run(many_steps, plan, name, 100, num_ranks=RANKS):
         assert not grown(before, after)
 
 

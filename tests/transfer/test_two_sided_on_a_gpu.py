@@ -93,9 +93,12 @@ def stage(group, plan, backends, options, slow=None):
     return wrong
 
 
-@pytest.mark.parametrize("options", [{}, {"prefetch": 0}, {"return_bytes": 1}], ids=repr)
+CASES = [(case, {}) for case in ("one buffer", "three buffers", "buffers for all", "relays", "relays between nodes")]
+CASES += [(case, options) for options in ({"prefetch": 0}, {"return_bytes": 1}) for case in ("three buffers", "relays")]
+
+
 @pytest.mark.parametrize("backends", [(LateNccl,), (CupyPeer, LateNccl)], ids=["nccl", "cupy_peer and nccl"])
-@pytest.mark.parametrize("case", ["one buffer", "three buffers", "buffers for all", "relays", "relays between nodes"])
+@pytest.mark.parametrize(("case", "options"), CASES, ids=str)
 def test_weights_relays_and_gradients_are_right(case, backends, options):
     plan = plans()[case]
     assert [wrong for rank in run_threads(stage, plan.G, plan, backends, options) for wrong in rank] == []
