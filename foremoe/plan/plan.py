@@ -223,28 +223,6 @@ class Plan(ArrayValue, Checked):
         )  # fmt: skip
         return dataclasses.replace(self, transfers=transfers)
 
-    @staticmethod
-    def join(plans: Sequence[Plan], schedule: Schedule | None = None) -> Plan:
-        """Joins plans of consecutive ranges of micro-steps, as in streaming. Transfers get default links.
-
-        Args:
-            plans: Plans in order. They must have the same key, layers, homes, model, cluster and slots.
-            schedule: Order of the passes of all micro-steps. By default, the schedules of the plans follow each other.
-        """
-        if not plans:
-            raise InputError("there are no plans to join.")
-        first = plans[0]
-        for plan in plans[1:]:
-            same = np.array_equal(plan.home_LE, first.home_LE)
-            same &= np.array_equal(plan.header.moe_layer_L, first.header.moe_layer_L)
-            names = ("key", "model", "redundant", "slot_depth", "replicas", "keeps_homes", "planner", "cost")
-            same &= all(getattr(plan.header, name) == getattr(first.header, name) for name in names)
-            if not same or not plan.header.cluster.same_as(first.header.cluster):
-                raise InputError("only plans of the same key, layers, model, cluster, homes, slots and planner can be joined.")
-        whole = schedule if schedule is not None else Schedule.join([p.header.schedule for p in plans])
-        header, cost_ML = dataclasses.replace(first.header, schedule=whole), Cost.join([p.cost_ML for p in plans])
-        return dataclasses.replace(first, header=header, cost_ML=cost_ML, **Plan.join_arrays(plans, "M")).rederived()
-
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the plan to a ``.safetensors`` file with format version and checksum. `load` returns an equal plan from it."""
         from foremoe.plan.files import save_plan
