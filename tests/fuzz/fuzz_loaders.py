@@ -52,10 +52,7 @@ def ids(num_tokens: int, seed: int = 0) -> np.ndarray:
 @functools.cache
 def trace() -> RoutingTrace:
     known_T = np.arange(48) % 7 > 0
-    weight = np.full((48, LAYERS, TOPK), 0.5, np.float16)
-    return RoutingTrace(
-        topk_TLK=ids(48), num_experts=EXPERTS, seq_len_Q=[8] * 6, known_T=known_T, weight_TLK=weight, model="tiny", source="here"
-    )
+    return RoutingTrace(topk_TLK=ids(48), num_experts=EXPERTS, seq_len_Q=[8] * 6, known_T=known_T, model="tiny", source="here")
 
 
 @functools.cache
@@ -84,7 +81,7 @@ def recording() -> dict[str, np.ndarray]:
     """A trace as others write it."""
     return {
         "topk_ids": trace().topk_TLK, "seq_len": np.array(trace().seq_len_Q), "num_experts": np.array(EXPERTS),
-        "known_T": np.array(trace().known_T), "topk_weights": np.array(trace().weight_TLK),
+        "known_T": np.array(trace().known_T),
     }  # fmt: skip
 
 
