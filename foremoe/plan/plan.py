@@ -261,15 +261,3 @@ class Plan(ArrayValue, Checked):
         from foremoe.plan.text import explain
 
         return explain(self, micro_step, layer)
-
-    def diff(self, other: Plan) -> str:
-        """Describes how `other` differs from this plan in rows, replicas, quotas, skew and bytes.
-
-        Example:
-            >>> greedy, _ = foremoe.resolve("greedy").plan(problem)
-            >>> print(plan.diff(greedy).splitlines()[2])
-            skew mean: 1.0514 -> 1.0154; copies: 112 -> 129
-        """
-        from foremoe.plan.text import diff
-
-        return diff(self, other)
