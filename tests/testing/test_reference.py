@@ -10,13 +10,13 @@ from hypothesis import assume, given, note
 from hypothesis import strategies as st
 from mutations import Breaker, copying_plans, mutated, strangers
 from profiles import examples
+from reference import dense_reference, run_reference
 
 from foremoe.base.errors import InputError
 from foremoe.plan.plan import Plan
 from foremoe.plan.transfers import TransferList
 from foremoe.problem.problem import Problem
 from foremoe.testing.pasteable import describe, evaluate
-from foremoe.testing.reference import dense_reference, run_reference
 from foremoe.testing.samples import plan_of, random_placement, random_sources
 from foremoe.testing.strategies import plans, problems
 
@@ -102,7 +102,7 @@ def test_the_executor_sees_a_broken_relay(break_one: Callable[[Breaker], Plan], 
 def test_check_and_executor_both_see_a_missing_copy(data: st.DataObject) -> None:
     problem, plan = data.draw(copying_plans())
     c = data.draw(st.integers(0, len(plan.transfers) - 1))
-    broken = with_transfers(plan, plan.transfers.take(np.arange(len(plan.transfers)) != c))
+    broken = with_transfers(plan, plan.transfers.cut(C=np.arange(len(plan.transfers)) != c))
     assert {v.law for v in broken.violations(problem)} == {"residency"}
     assert worst_difference(problem, broken) > TOLERANCE
 
