@@ -12,6 +12,7 @@ import numpy as np
 
 from foremoe.base.arrays import Array, ArrayValue, Length, array
 from foremoe.base.errors import InputError, PlanError
+from foremoe.base.shown import table
 from foremoe.plan.eplb_maps import EplbMaps, eplb_maps
 from foremoe.plan.header import PlanHeader
 from foremoe.plan.laws import Checked, plan_violations
@@ -77,9 +78,11 @@ class Plan(ArrayValue, Checked):
         return f"Plan({sizes}, {more})"
 
     def _repr_html_(self) -> str:
-        from foremoe.plan.shown import plan_html
-
-        return plan_html(self)
+        figures: dict[str, str] = {}
+        for line in self.summary().splitlines():
+            name, _, text = line.partition(": ") if not line.startswith(" ") else (list(figures)[-1], "", line)
+            figures[name] = f"{figures.get(name, '')}{text}"
+        return table("Plan", figures)
 
     def plot(self) -> Any:
         """Draws the skew of every row as a map, static and planned, and returns the figure. Needs matplotlib."""
