@@ -81,7 +81,8 @@ def links(bytes_by_link: Mapping[str, Array], runs: StageRuns | None) -> dict[st
 
 def memory(problem: Problem, plan: Plan, trainer: Trainer | None) -> dict[str, Any]:
     """Returns the memory of every rank, the parts of the memory on the fullest rank, and whether the memory suffices."""
-    held, verdict = (of(problem, plan.placement, trainer=trainer) for of in (rank_memory, fit))
+    held = rank_memory(problem, plan.placement, trainer=trainer)
+    verdict = fit(problem, plan.placement, trainer=trainer)
     return {
         "peak_bytes_G": held.peak_G.tolist(), "parts": held.parts(), "host_bytes": host_bytes(problem, plan),
         "verdict": verdict.text(), **memory_figures(verdict),

@@ -52,12 +52,14 @@ class Collective(TransferBackend):
             raise InputError("collective needs ranks that are processes, in a TorchGroup; use local for threads.")
         self._require_closed()
         device = buffers.slot(0)[0].device if buffers.num_buffers else torch.device("cpu")
-        self._link: Any = private_nccl(group) if device.type == "cuda" else group.private_gloo()
+        on_gpu = device.type == "cuda"
+        link: Any = private_nccl(group) if on_gpu else group.private_gloo()
+        self._link = link
         self._group, self._cut = group, False  # cut: a wait failed here, and gloo closed all connections
         self._last: Any = None  # NCCL's newest work, which finishes last
-        self._grouped = self._link.supports_coalescing
-        if device.type == "cuda":
-            self._link.allreduce([torch.zeros(1, device=device)]).wait()  # creates the communicator
+        self._grouped: bool = self._link.supports_coalescing
+        if on_gpu:
+            link.allreduce([torch.zeros(1, device=device)]).wait()  # creates the communicator
             self._connect(rank, group.size, device)
 
     def start(self, copies: Sequence[Copy]) -> _Messages:
