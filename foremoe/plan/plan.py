@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,8 +20,6 @@ from foremoe.plan.transfers import TransferList, derive_transfers
 from foremoe.problem.cost import Cost
 from foremoe.problem.placement import Placement
 from foremoe.problem.problem import Problem
-from foremoe.problem.schedule import Schedule
-from foremoe.routing.checks import layer_positions
 from foremoe.workload.skew import mean_skew, skew
 from foremoe.workload.workload import Workload
 
@@ -200,21 +197,6 @@ class Plan(ArrayValue, Checked):
             micro_step: Index of one micro-step. By default, all micro-steps must have the same placement.
         """
         return eplb_maps(self, layer, micro_step)
-
-    def select(self, layers: Sequence[int], schedule: Schedule | None = None) -> Plan:
-        """Returns the plan of some layers, such as the layers of a pipeline rank, with new transfers on default links.
-
-        Args:
-            layers: Indices into this plan's layers.
-            schedule: Order of the passes that run these layers. Defaults to the schedule of this plan.
-        """
-        index = layer_positions(layers, self.L)
-        if schedule is None and self.header.schedule.num_chunks != 1 and self.header.schedule.chunk_L is None:
-            raise InputError("this plan's schedule interleaves chunks of all its layers; pass schedule= for the chosen ones.")
-        passes = self.header.schedule.cut(L=index) if schedule is None else schedule
-        header = dataclasses.replace(self.header, moe_layer_L=self.header.moe_layer_L[index], schedule=passes)
-        cost_ML = self.cost_ML.each(lambda part_ML: part_ML[:, index])
-        return dataclasses.replace(self, header=header, cost_ML=cost_ML, **self.cut_arrays(L=index)).rederived()
 
     def rederived(self) -> Plan:
         """Returns the same plan with transfers derived again from placement and schedule, on default links."""

@@ -10,7 +10,7 @@ from foremoe.base.lazy import lazy
 if TYPE_CHECKING:
     from foremoe.testing.finishing_tests import PathSolverTests
     from foremoe.testing.level_tests import HomeSolverTests, PackSolverTests, SplitSolverTests
-    from foremoe.testing.pasteable import describe, evaluate
+    from foremoe.testing.pasteable import describe
     from foremoe.testing.ranks import RankDied, RankPool, get_pool, run_processes, run_threads
     from foremoe.testing.samples import plan_of, random_placement, random_sources
     from foremoe.testing.solver_tests import SolverTests
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "finishing_tests": ("PathSolverTests",),
     "level_tests": ("HomeSolverTests", "PackSolverTests", "SplitSolverTests"),
-    "pasteable": ("describe", "evaluate"),
+    "pasteable": ("describe",),
     "ranks": ("RankDied", "RankPool", "get_pool", "run_processes", "run_threads"),
     "samples": ("plan_of", "random_placement", "random_sources"),
     "solver_tests": ("SolverTests",),
@@ -29,7 +29,7 @@ _NAMES = {
 }
 __all__ = [
     "HomeSolverTests", "PackSolverTests", "PathSolverTests", "RankDied", "RankPool",
-    "SolverTests", "SplitSolverTests", "TransferTests", "clusters", "describe", "evaluate", "get_pool",
+    "SolverTests", "SplitSolverTests", "TransferTests", "clusters", "describe", "get_pool",
     "models", "placements", "plan_of", "plans", "problems", "random_placement", "random_sources", "run_processes",
     "run_threads", "schedules",
 ]  # fmt: skip

@@ -278,7 +278,6 @@ def test_a_random_start_is_never_made_worse():
     [
         lambda plan, problem: plan.explain("a", 0),
         lambda plan, problem: plan.explain(0, problem.L),
-        lambda plan, problem: plan.select([problem.L]),
         lambda plan, problem: foremoe.Schedule.accumulate(1.5),
         lambda plan, problem: foremoe.CostModel(overlap="a"),
         lambda plan, problem: Planner().plan(problem, num_threads=1.5),

@@ -13,10 +13,13 @@ from profiles import examples
 from reference import dense_reference, run_reference
 
 from foremoe.base.errors import InputError
+from foremoe.machine.cluster import Cluster
+from foremoe.machine.model import Model
 from foremoe.plan.plan import Plan
 from foremoe.plan.transfers import TransferList
 from foremoe.problem.problem import Problem
-from foremoe.testing.pasteable import describe, evaluate
+from foremoe.problem.schedule import Schedule
+from foremoe.testing.pasteable import describe
 from foremoe.testing.samples import plan_of, random_placement, random_sources
 from foremoe.testing.strategies import plans, problems
 
@@ -142,8 +145,12 @@ SMALL = (
 )
 
 
+def small_problem() -> Problem:
+    return eval(SMALL, {cls.__name__: cls for cls in (Cluster, Model, Problem, Schedule)})
+
+
 def test_numbers_do_not_depend_on_the_plan_but_on_the_seed() -> None:
-    problem = evaluate(SMALL)
+    problem = small_problem()
     plan = plan_of(problem, random_placement(problem, np.random.default_rng(0), density=1.0))
     assert plan.num_replicas > 0
     first, again = run_reference(plan, problem.load_MLGE), run_reference(plan, problem.load_MLGE)
@@ -153,13 +160,13 @@ def test_numbers_do_not_depend_on_the_plan_but_on_the_seed() -> None:
 
 
 def test_a_forward_stage_has_no_gradients() -> None:
-    problem = evaluate(SMALL)
+    problem = small_problem()
     dense = dense_reference(problem.load_MLGE, backward=False)
     assert not dense.weight_grad_LE.any() and not dense.input_grad_ZH.any() and dense.output_ZH.any()
 
 
 def test_what_the_executor_cannot_run_is_refused() -> None:
-    problem = evaluate(SMALL)
+    problem = small_problem()
     plan = plan_of(problem, problem.static())
     with pytest.raises(InputError, match="early"):
         run_reference(plan, problem.load_MLGE, land="sometime")
