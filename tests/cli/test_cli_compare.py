@@ -223,7 +223,7 @@ def test_ablate_crosses_levels_slots_and_foresight(trace: str, dealing: list[str
     assert "all" in levels and "without the guard" in levels
     assert seen == {(a, r, f) for a in levels for r in (0, 1) for f in ("exact", "previous", "Noisy(drift=0.2, seed=0)")}
     assert payload["case"]["redundant"] == [0, 1]
-    text = good([*words, "--planner", "Quota()"]).stdout
+    text = good([*words, "--planners", "Quota()"]).stdout
     assert "planner: Planner(" in text and "Quota(" in text and "micro-step 0 has no history" in text
 
 
