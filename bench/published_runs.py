@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,9 +12,7 @@ import numpy as np
 from bench.published_rows import Row
 from foremoe.machine.cluster import Cluster
 from foremoe.machine.elements import element_shares
-from foremoe.machine.host import counted_layer_s
 from foremoe.machine.model import Model
-from foremoe.machine.recompute import recompute_seconds
 from foremoe.machine.trainer import Trainer
 from foremoe.planner.planner import Planner
 from foremoe.problem.problem import Problem
@@ -30,6 +28,9 @@ PRESETS = {
 }  # fmt: skip
 # Dispatchers whose host reads counts from the device in every layer, and host seconds of a launch: `bench.overheads`.
 COUNTED, LAUNCH_S = ("alltoall", "deepep"), 59e-6
+# Kernel launches of a layer's forward pass, a third of the 150.8 of both passes, as the backward pass has two GEMMs for each GEMM
+# of the forward pass (Megatron Bridge, skill moe-comm-overlap: Qwen3-30B-A3B, with the router in a graph).
+LAUNCHES = 150.8 * (1.0 / 3.0)
 # Key of a setting that holds constants which a fit tries.
 TRIED = "_cluster"
 # Share of a GPU's SMs that exchange kernels take: 24 of DeepEP (its page on V1) of 132 and 148.
@@ -73,7 +74,7 @@ def cluster_of(row: Row) -> Cluster:
         )
     counted = s["dispatcher"] in COUNTED and "iteration" not in s.get("graphs", ())
     launch_s = s.get(TRIED, {}).get("launch_s", LAUNCH_S)
-    return dataclasses.replace(cluster, host_layer_s=counted_layer_s(launch_s)) if counted else cluster
+    return dataclasses.replace(cluster, host_layer_s=LAUNCHES * launch_s) if counted else cluster
 
 
 def _model_of(row: Row) -> Model:
@@ -107,6 +108,20 @@ def posed(row: Row, num_layers: int, heads: int) -> Problem:
     return Problem.of(work, cluster, model=model, redundant=0, schedule=schedule)
 
 
+def recompute_seconds(model: Model, cluster: Cluster, parts: Collection[str], tokens: float, sum_len_sq: float) -> float:
+    """Seconds that recomputation adds to a layer's backward pass, without exchanges and with balanced ranks.
+
+    `parts` names norms (layernorm), the experts' activation (moe_act), shared experts (mlp), scores and values (core_attn), and
+    everything in the experts (moe). Other names add no time. `sum_len_sq` is the sum of the squared sequence lengths.
+    """
+    norms, activation, moved = element_shares(model)
+    again = norms * ("layernorm" in parts) + activation * ("moe_act" in parts or "moe" in parts) + moved * ("moe" in parts)
+    params = model.shared_params * ("mlp" in parts or "moe" in parts) + model.num_topk * model.expert_params * ("moe" in parts)
+    token_s = again * model.hidden_size * cluster.element_overhead_s + 2.0 * params / cluster.expert_flops_per_s
+    scores = float(model.attention_flops(0.0, sum_len_sq)) * ("core_attn" in parts)
+    return token_s * tokens + scores / (cluster.score_flops_per_s or cluster.attention_flops_per_s)
+
+
 def layer_seconds(row: Row, simulation: Simulation) -> float:
     """Seconds of one layer, with what it recomputes.
 
@@ -115,7 +130,7 @@ def layer_seconds(row: Row, simulation: Simulation) -> float:
     s, parts, model = row.setting, simulation.parts, _model_of(row)
     tokens = s["micro_batch_size"] * s["sequence_length"] / (s["tp"] * s["cp"])
     exchange_s = parts.dispatch_s + parts.combine_s
-    again_s = float(recompute_seconds(model, cluster_of(row), s["recompute"], tokens, tokens * s["sequence_length"]))
+    again_s = recompute_seconds(model, cluster_of(row), s["recompute"], tokens, tokens * s["sequence_length"])
     if "moe" in s["recompute"]:
         exchange_s *= 1.5  # a dispatch and a combine beside those of forward and backward
     work_s = parts.total_s - parts.dispatch_s - parts.combine_s + again_s

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from foremoe.base.errors import Error, InputError, PlanError, StaleWeights, TransferError
     from foremoe.machine import Cluster, Model, Trainer
     from foremoe.plan import Link, Plan, PlanKey, TransferList
-    from foremoe.planner import STRATEGIES, LevelSummary, Planner, PlanStream, PlanSummary
+    from foremoe.planner import STRATEGIES, LevelSummary, Planner, PlanSummary
 
     # isort: split
     from foremoe.planner import ablate, compare, parse, resolve, row_solver
@@ -38,7 +38,7 @@ _NAMES = {
     "machine": ("Cluster", "Model", "Trainer"),
     "plan": ("Link", "Plan", "PlanKey", "TransferList"),
     "planner": (
-        "STRATEGIES", "LevelSummary", "PlanStream", "PlanSummary", "Planner", "ablate", "compare", "parse", "resolve",
+        "STRATEGIES", "LevelSummary", "PlanSummary", "Planner", "ablate", "compare", "parse", "resolve",
         "row_solver",
     ),
     "problem": (
@@ -55,7 +55,7 @@ _NAMES = {
 }  # fmt: skip
 __all__ = [
     "STRATEGIES", "Cluster", "Cost", "CostModel", "Error", "Gain", "InputError", "LevelSummary", "Link", "Model",
-    "Noisy", "Phase", "Placement", "Plan", "PlanError", "PlanKey", "PlanStream", "PlanSummary", "Planner", "Problem",
+    "Noisy", "Phase", "Placement", "Plan", "PlanError", "PlanKey", "PlanSummary", "Planner", "Problem",
     "Regime", "Rerouted", "RoutedTokens", "RoutingTrace", "Schedule", "SlotChoice",
     "StaleWeights", "Stop", "Trainer", "TransferError", "TransferList", "Workload", "ablate", "advice", "advise",
     "calibrate", "choose_slots", "compare", "count_workload", "distributed", "from_routed_experts", "gain",

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from engine_util import ToyBuffers, check_grads, run_uses
 from field_mutations import FREE, changed, leaves, replaced
+from reference import dense_reference, run_reference
 
 from bench.output import emit, hardware
 from foremoe.base.errors import InputError, PlanError
@@ -36,7 +37,6 @@ from foremoe.problem.schedule import Schedule
 from foremoe.simulate import simulate
 from foremoe.solvers import Deadline, Even, ExactSplit, Greedy, Keep, LeastLoaded, Quota, Search
 from foremoe.testing.ranks import run_threads
-from foremoe.testing.reference import dense_reference, run_reference
 from foremoe.transfer.engine import Engine
 from foremoe.transfer.local import Local
 from foremoe.workload.workload import Workload

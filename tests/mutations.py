@@ -47,9 +47,9 @@ def mutated(draw: st.DrawFn, transfers: TransferList) -> TransferList:
     c, other = (draw(st.integers(0, len(transfers) - 1)) for _ in range(2))
     kind = draw(st.sampled_from(["column", "column", "column", "remove", "twice", "trade"]))
     if kind == "remove":
-        return transfers.take(np.arange(len(transfers)) != c)
+        return transfers.cut(C=np.arange(len(transfers)) != c)
     if kind == "twice":
-        return transfers.take(np.sort(np.append(np.arange(len(transfers)), c)))
+        return transfers.cut(C=np.sort(np.append(np.arange(len(transfers)), c)))
     if kind == "trade":
         buffer_C = transfers.buffer_C.copy()
         buffer_C[[c, other]] = buffer_C[[other, c]]
@@ -201,7 +201,7 @@ def replica_across_nodes(b: Breaker) -> Plan:
 
 def copy_missing(b: Breaker) -> Plan:
     kept = np.arange(len(b.plan.transfers)) != b.any_copy()
-    return dataclasses.replace(b.plan, transfers=b.plan.transfers.take(kept))
+    return dataclasses.replace(b.plan, transfers=b.plan.transfers.cut(C=kept))
 
 
 def weights_from_another_rank(b: Breaker) -> Plan:

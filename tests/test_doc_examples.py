@@ -25,7 +25,7 @@ MOST_USED = {
     "machine.model.Model.preset", "problem.problem.Problem.of", "problem.cost.CostModel", "problem.foresight.Rerouted",
     "planner.planner.Planner", "planner.planner.Planner.plan", "planner.planner.Planner.using",
     "planner.strategies.resolve", "planner.strategies.row_solver", "planner.comparison.compare", "plan.plan.Plan",
-    "plan.plan.Plan.explain", "plan.plan.Plan.diff", "simulate.stage.simulate", "simulate.stage.force_balanced",
+    "plan.plan.Plan.explain", "simulate.stage.simulate", "simulate.stage.force_balanced",
 }  # fmt: skip
 
 

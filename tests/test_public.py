@@ -61,8 +61,8 @@ def test_what_a_notebook_shows_fits_a_line_or_three():
         assert repr(shown).startswith(type(shown).__name__) and len(repr(shown)) < 400
 
 
-def test_a_notebook_shows_fields_and_the_skew_of_a_plan() -> None:
-    """Text of the user, such as a model's name, is never markup; the picture has a point for every layer."""
+def test_a_notebook_shows_fields_and_the_summary_of_a_plan() -> None:
+    """Text of the user, such as a model's name, is never markup."""
     work = foremoe.synthetic_workload("gpt-oss-20b", num_ranks=4, tokens_per_rank=64, micro_steps=2, num_layers=3, regime="mid")
     model = dataclasses.replace(foremoe.Model.preset("gpt-oss-20b"), name="<b>mine</b>")
     problem = foremoe.Problem.of(work, foremoe.Cluster.preset("8xh100", 4), model=model, redundant=1)
@@ -72,14 +72,10 @@ def test_a_notebook_shows_fields_and_the_skew_of_a_plan() -> None:
         ElementTree.fromstring(f"<div>{shown._repr_html_()}</div>")  # well formed
     page = plan._repr_html_()
     assert "<b>" not in page and "&lt;b&gt;mine" in page and "<th style='text-align:left'>skew</th>" in page
-    home, planned = re.findall(r"points='([^']*)'", page)
-    assert len(home.split()) == len(planned.split()) == 3
     assert "int32 [2, 3, 4, 32]" in work._repr_html_()
     assert "start: skew mean" in summary._repr_html_() and f"{gain.speedup:.2f}x" in gain._repr_html_()
     shares = [float(share) for share in re.findall(r"\((\d+\.\d)%\)", run._repr_html_())]
     assert sum(shares) == pytest.approx(100.0, abs=0.5)
-    alone = plan.select([0])._repr_html_()
-    assert len(re.findall(r"points='([^']*)'", alone)[0].split()) == 2 and alone.count("layer 0</text>") == 1
 
 
 def test_a_plan_draws_its_skew_on_one_scale(monkeypatch: pytest.MonkeyPatch) -> None:

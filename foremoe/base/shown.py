@@ -11,13 +11,13 @@ _LONGEST = 120  # maximum characters of a field
 _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 
 
-def table(caption: str, figures: Mapping[str, str], below: str = "") -> str:
-    """Returns an HTML table with the caption, a line for each figure, and the HTML text `below`."""
+def table(caption: str, figures: Mapping[str, str]) -> str:
+    """Returns an HTML table with the caption and a line for each figure."""
     cells = "".join(
         f"<tr><th style='text-align:left'>{html.escape(name)}</th><td style='text-align:left'>{html.escape(text)}</td></tr>"
         for name, text in figures.items()
     )
-    return f"<table><caption>{html.escape(caption)}</caption>{cells}</table>{below}"
+    return f"<table><caption>{html.escape(caption)}</caption>{cells}</table>"
 
 
 def fields(value: Any) -> str:

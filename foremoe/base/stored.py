@@ -151,7 +151,7 @@ def _open_safetensors(file: BinaryIO, source: Path) -> Stored:
     def read(name: str) -> Array:
         entry = table[name]
         if entry["dtype"] not in _DTYPES:
-            cure = "store it as float16, float32 or whole numbers, or leave router weights out (weights=False)"
+            cure = "store it as float16, float32 or whole numbers"
             raise InputError(f"{str(source)!r} stores {name} as {entry['dtype']}, which numpy does not have; {cure}.")
         low, high = entry["data_offsets"]
         file.seek(data + low)

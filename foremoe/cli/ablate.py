@@ -7,11 +7,10 @@ from typing import Any, NamedTuple
 import click
 
 from foremoe.base.errors import InputError
-from foremoe.cli.ablated import COLUMNS, Lines, lines_of
+from foremoe.cli.ablated import COLUMNS, lines_of
 from foremoe.cli.inputs import Case, build_case
 from foremoe.cli.jsonio import JsonCommand, emit, require_writable
 from foremoe.cli.options import CaseOptions, case_options, option, planners_option, table_options
-from foremoe.cli.plot import plot, require_matplotlib
 from foremoe.cli.progress import Progress
 from foremoe.cli.tables import Look
 from foremoe.cli.texts import Seconds, foresight_of, planner_of, split_list, whole_numbers
@@ -75,18 +74,15 @@ Examples:
     "--exact-seconds", type=Seconds(), default=EXACT_BUDGET_S,
     help="Time in seconds that each exact solver may spend on a line of the table.",
 )  # fmt: skip
-@option("--plot", "plot_file", metavar="FILE.svg", help="Draw the speed-ups as bars (needs matplotlib).  [default: not drawn]")
 @table_options
 def ablate(
     case_options: CaseOptions, planners: tuple[str, ...], redundant: tuple[str, ...],
     foresight: tuple[str, ...], nodes: tuple[str, ...], seeds: tuple[str, ...], json_file: str | None, *,
-    exact_seconds: float = EXACT_BUDGET_S, plot_file: str | None = None, look: Look = Look(),  # noqa: B008
+    exact_seconds: float = EXACT_BUDGET_S, look: Look = Look(),  # noqa: B008
 ) -> None:  # fmt: skip
     """Runs ``foremoe ablate``."""
-    require_writable({"the JSON file": json_file, "the picture": plot_file}, case_options.files)
+    require_writable({"the JSON file": json_file}, case_options.files)
     look.require(COLUMNS)
-    if plot_file is not None:
-        require_matplotlib()
     names = split_list(planners, "--planners") or ["foremoe"]
     views = [foresight_of(text) for text in split_list(foresight, "--foresight")]
     varied = Varied(
@@ -104,9 +100,8 @@ def ablate(
         "objective": case.problem.cost.objective, "cost_model": case.cost_model,
         "residual": case.problem.cluster.residual,
     }  # fmt: skip
-    found = lines_of(rows, varied.planners)
-    drawn = [] if plot_file is None else [plot(plot_file, found.bars, _head(case, varied)[0])]
-    emit(json_file, payload, [*_head(case, varied), "", found.table, "", *_foot(case, found), *drawn], look)
+    table, notes = lines_of(rows, varied.planners)
+    emit(json_file, payload, [*_head(case, varied), "", table, "", *_foot(case, notes)], look)
 
 
 def _rows(options: CaseOptions, varied: Varied, exact_seconds: float, progress: Progress) -> tuple[Case, list[dict[str, Any]]]:
@@ -138,9 +133,9 @@ def _head(case: Case, varied: Varied) -> list[str]:
     return lines
 
 
-def _foot(case: Case, found: Lines) -> list[str]:
+def _foot(case: Case, notes: list[str]) -> list[str]:
     return [
         f"stage, speed-up over static: simulated, {case.constants}",
         "any: with every level, and with each left out; a line without figures has the plan of the line above",
-        *found.notes,
+        *notes,
     ]  # fmt: skip

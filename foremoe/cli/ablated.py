@@ -21,31 +21,14 @@ _WHERE, _WHAT = ("planner", "ranks_per_node"), ("levels", "redundant", "foresigh
 _ANY = "any"
 
 
-class Bar(NamedTuple):
-    """One bar of the chart, with the name of a plan, its gain, and the spread of the gain over seeds."""
-
-    label: str
-    gain: float
-    spread: float
-
-
-class Lines(NamedTuple):
-    """The table, bars and notes that `lines_of` returns."""
-
-    table: Table
-    bars: list[Bar]
-    notes: list[str]
-
-
-def lines_of(rows: Sequence[Mapping[str, Any]], planners: Mapping[str, Planner]) -> Lines:
-    """Returns the table, bars and notes for the given rows. A row for which nothing was planned appears only in the notes."""
+def lines_of(rows: Sequence[Mapping[str, Any]], planners: Mapping[str, Planner]) -> tuple[Table, list[str]]:
+    """Returns the table and the notes for the given rows. A row for which nothing was planned appears only in the notes."""
     by_case: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for row in rows:
         by_case.setdefault(tuple(row[key] for key in (*_WHERE, *_WHAT)), []).append(row)
     planned = {key: of for key, of in by_case.items() if all(row["n_solved"] for row in of)}
     lines: list[dict[str, Any]] = []
     sources: list[dict[str, Any]] = []
-    bars = []
     for where, keys in itertools.groupby(planned, key=lambda key: key[:2]):
         everything = [list(dict.fromkeys(row[key] for row in rows if row["planner"] == where[0])) for key in _WHAT]
         for of in _of_one_plan({key[2:]: planned[key] for key in keys}):
@@ -56,14 +39,10 @@ def lines_of(rows: Sequence[Mapping[str, Any]], planners: Mapping[str, Planner])
                     named["levels"] += f" ({plural(of.figures[0]['n_solved'], 'row')})"
                 lines.append(figures | named if i == 0 else named)
                 sources.append(figures if i == 0 else {})
-                if i == 0 and figures[GAIN] is not None:
-                    label = f"{named['levels']}, R = {named['redundant']}, {named['foresight']}"
-                    more = [] if len(planners) == 1 else [str(where[0])]
-                    bars.append(Bar(", ".join([*more, label]), figures[GAIN], getattr(figures[GAIN], "spread", 0.0)))
     several = [key for key in _WHERE if len({row[key] for row in rows}) > 1]
     columns = {key: column._replace(rank=0) if key in several else column for key, column in COLUMNS.items()}
     told = [{"note": row.get("note"), "name": _name(row, planners)} for row in rows]
-    return Lines(Table(columns, lines, rows, tones(sources, GAIN)), bars, notes(told, "name"))
+    return Table(columns, lines, rows, tones(sources, GAIN)), notes(told, "name")
 
 
 class _Same(NamedTuple):

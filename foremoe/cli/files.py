@@ -101,7 +101,7 @@ def read_routing(
     paths: Sequence[str], model: Model | None = None, ranks: int = DEFAULT_RANKS, tokens_per_rank: int = DEFAULT_TOKENS_PER_RANK,
     stage: str = "update", strict: bool = True,
 ) -> RoutingTrace | Workload:  # fmt: skip
-    """Reads files of any kind as a trace without router weights, or as counts. `model` is the model that was recorded."""
+    """Reads files of any kind as a trace or as counts. `model` is the model that was recorded."""
     try:
         return open_recordings(
             paths, model=model, num_ranks=ranks, tokens_per_rank=tokens_per_rank, stage=stage, strict=strict

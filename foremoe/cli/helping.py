@@ -13,21 +13,13 @@ GROUPS = {
     "Machine": ("cluster", "accept_fit", "ranks_per_node", "nodes", "dispatch", "host_store"),
     "What plans may do": ("redundant", "slot_depth", "replicas", "schedule", "objective"),
     "Trainer around the stage": ("optimizer_bytes", "data_parallel", "rollout_share"),
-    "Output": ("output", "save_workload", "plot_file", "trace_file", "wide", "columns", "csv", "json_file"),
+    "Output": ("output", "save_workload", "trace_file", "wide", "columns", "csv", "json_file"),
 }  # fmt: skip
-# A command has the option --planner or --planners. The other names are aliases, which other pages and tools use.
-_PLANNERS = ("--planner", "--planners", "--solver", "--solvers", "--strategy", "--strategies")
 _COLUMN = 24  # column in which the explanations begin
 
 
 class HelpedCommand(click.Command):
-    """A command whose ``--help`` shows options by group, as in `GROUPS`. It also accepts aliases of the planner options."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Replaces an alias of the planner option by the option that this command has."""
-        known = {name for param in self.get_params(ctx) for name in param.opts}
-        end = args.index("--") if "--" in args else len(args)
-        return super().parse_args(ctx, [_planner_option(word, known) if i < end else word for i, word in enumerate(args)])
+    """A command whose ``--help`` shows options by group, as in `GROUPS`."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Writes one section for the command's own options and one section for each group."""
@@ -41,15 +33,6 @@ class HelpedCommand(click.Command):
             if records:
                 with formatter.section(title):
                     _write(formatter, records)
-
-
-def _planner_option(word: str, known: set[str]) -> str:
-    name, equals, value = word.partition("=")
-    if name not in _PLANNERS or name in known:
-        return word
-    one, several = _PLANNERS[:2]
-    wanted = (several, one) if name.endswith("s") else (one, several)
-    return next((option for option in wanted if option in known), name) + equals + value
 
 
 def _write(formatter: click.HelpFormatter, records: list[tuple[str, str]]) -> None:

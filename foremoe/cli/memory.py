@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from foremoe.machine.trainer import Trainer
-from foremoe.plan.figures import host_bytes, plan_fit, plan_memory
+from foremoe.plan.figures import host_bytes
 from foremoe.plan.plan import Plan
-from foremoe.problem.memory import Fit, gigabytes
+from foremoe.problem.memory import Fit, fit, gigabytes, rank_memory
 from foremoe.problem.problem import Problem
 
 
@@ -40,10 +40,10 @@ def cure(found: Fit) -> str:
 
 def plan_line(problem: Problem, plan: Plan, trainer: Trainer) -> str:
     """Returns a line that says whether one plan fits into memory, and what takes memory on the fullest rank."""
-    parts = plan_memory(problem, plan, trainer).parts()
+    parts = rank_memory(problem, plan.placement, trainer=trainer).parts()
     held = ", ".join(f"{name} {gigabytes(size)}" for name, size in parts.items() if size)
     stored = host_bytes(problem, plan)
     host = f"; host store {gigabytes(stored)} GB a node" if stored else ""
-    found, model = plan_fit(problem, plan, trainer), problem.model
+    found, model = fit(problem, plan.placement, trainer=trainer), problem.model
     part = f"{problem.L} of {model.num_layers} layers: " if model.num_layers > problem.L else ""
     return f"memory: {part}{found.text(f' ({held}){host}')}{cure(found)}"

@@ -11,7 +11,8 @@ from foremoe.cli.memory import plan_line
 from foremoe.cli.options import CaseOptions, case_options, option, threads_option, trainer_options
 from foremoe.cli.progress import Progress
 from foremoe.cli.reported import plan_case
-from foremoe.plan.figures import host_bytes, memory_figures, plan_fit, plan_memory, slots_per_rank
+from foremoe.plan.figures import host_bytes, memory_figures, slots_per_rank
+from foremoe.problem.memory import fit, rank_memory
 from foremoe.simulate import gain
 
 _HELP = """Plans replicas and token quotas for every layer of every micro-step.
@@ -57,8 +58,8 @@ def plan(
         told = advise(
             planned.posed, trainer=trainer, slots=case.slots, num_threads=threads, progress=progress.within("advice")
         ).of_stage(known)
-    memory = memory_figures(plan_fit(planned.problem, made, trainer)) | {
-        "memory_parts": plan_memory(planned.problem, made, trainer).parts(),
+    memory = memory_figures(fit(planned.problem, made.placement, trainer=trainer)) | {
+        "memory_parts": rank_memory(planned.problem, made.placement, trainer=trainer).parts(),
         "host_bytes": host_bytes(planned.problem, made), "slots_per_rank": slots_per_rank(made),
     }  # fmt: skip
     lines = [

@@ -16,7 +16,7 @@ from foremoe.cli.progress import Progress
 from foremoe.cli.tables import GIGABYTES, SECONDS, Column, Look, Table, flat, number, percent
 from foremoe.cli.texts import DEFAULT, planner_of, split_list
 from foremoe.cli.tones import tones
-from foremoe.cli.trace import write_trace
+from foremoe.cli.trace import runs_to_show, write_trace
 from foremoe.machine.trainer import Trainer
 from foremoe.simulate.knowledge import simulate_foresight
 from foremoe.simulate.systems import BALANCED, System, simulate_systems
@@ -71,10 +71,6 @@ Example:
 @pp_option
 @vpp_option
 @option(
-    "--prefetch", type=click.IntRange(0, 2**31 - 1), default=2,
-    help="Number of uses of layers by which a copy may start before the use that needs it.",
-)  # fmt: skip
-@option(
     "--foresight", metavar="LIST", multiple=True,
     help="Compare kinds of foresight of one planner (--planners NAME, or foremoe) instead of strategies: exact, previous"
     " (the micro-step before), step (the sum of all micro-steps), rerouted=SHARE, noisy=DRIFT, none (static)."
@@ -82,15 +78,15 @@ Example:
 )  # fmt: skip
 @option(
     "--trace", "trace_file", metavar="FILE",
-    help="Write the stage of the first EP group, with static placement and as planned by foremoe or the first of --planners, as a"
-    " trace for Perfetto. With --pp, the trace shows every pipeline rank. The file is compressed if its name ends in .gz."
-    "  [default: not written]",
+    help="Write the stage of the first EP group, with static placement (if compared) and as planned by foremoe or the first"
+    " of --planners, as a trace for Perfetto. With --pp, the trace shows every pipeline rank. The file is compressed if its name"
+    " ends in .gz.  [default: not written]",
 )  # fmt: skip
 @table_options
 @trainer_options
 def simulate(
     case_options: CaseOptions, planners: tuple[str, ...], ep: int | None, pp: int, vpp: int,
-    prefetch: int, json_file: str | None, *, gpus: int | None = None, foresight: tuple[str, ...] = (),
+    json_file: str | None, *, gpus: int | None = None, foresight: tuple[str, ...] = (),
     trace_file: str | None = None, look: Look = Look(),  # noqa: B008
 ) -> None:  # fmt: skip
     """Runs ``foremoe simulate``."""
@@ -99,18 +95,21 @@ def simulate(
     case_options = on_gpus(case_options, gpus, pp, vpp)
     views = knowledge.views_of(foresight)
     look.require(knowledge.COLUMNS if views else COLUMNS)
-    systems = _systems(split_list(planners, "--planners"), prefetch, alone=bool(views))
+    systems = _systems(split_list(planners, "--planners"), alone=bool(views))
+    shown = ["static", *(name for name, view in views.items() if view is not None)] if views else [*systems]
+    kept = {} if trace_file is None else runs_to_show(shown)
     with Progress(tasks=len(views) if views else len(systems)) as progress:
         case, groups = build_groups(case_options, ep, progress)
         trainer = case_options.trainer.of(len(groups))
         options: dict[str, Any] = {"pp": pp, "vpp": vpp, "history_LE": case.history_LE, "trainer": trainer, "progress": progress}
+        options["keep"] = kept
         if views:
             rows = simulate_foresight(groups, views, *systems.values(), **options)
         else:
             rows = simulate_systems(groups, systems, **options)
-    traced = [] if trace_file is None else [write_trace(trace_file, groups[0], case.history_LE, systems, pp, vpp)]
+    traced = [] if trace_file is None else [write_trace(trace_file, kept, rows)]
     payload = {
-        "rows": rows, "case": {**case.record, "groups": len(groups), "gpus": gpus, "pp": pp, "vpp": vpp, "prefetch": prefetch},
+        "rows": rows, "case": {**case.record, "groups": len(groups), "gpus": gpus, "pp": pp, "vpp": vpp},
         "objective": case.problem.cost.objective, "cost_model": case.cost_model,
         "residual": case.problem.cluster.residual, "trainer": trainer,
     }  # fmt: skip
@@ -143,23 +142,23 @@ def _marked(row: Mapping[str, Any]) -> str:
     return f"{row['solver']} +" if row["executable"] is False else str(row["solver"])
 
 
-def _systems(names: Sequence[str], prefetch: int, *, alone: bool) -> dict[str, System]:
+def _systems(names: Sequence[str], *, alone: bool) -> dict[str, System]:
     """Returns the systems that ``--planners`` names. With `alone`, there is only one, whose foresight varies."""
     if alone:
         names = names or ["foremoe"]
         if len(names) > 1 or names[0] == BALANCED:
             raise InputError(f"--foresight compares what one planner knows; give --planners one planner, not {','.join(names)}.")
     names = names or [*DEFAULT, BALANCED]
-    return {name: _system(name, prefetch) for name in names}
+    return {name: _system(name) for name in names}
 
 
-def _system(name: str, prefetch: int) -> System:
+def _system(name: str) -> System:
     if name == BALANCED:
         return System(even=True)
     planner = planner_of(name, guard=False)  # the planner has no guard, as in `compare`
     if planner.pack != AsGiven():
         raise InputError(f"{name} has a pack level, but the case is dealt already; leave the pack level out.")
-    return System(planner=planner, prefetch=prefetch)
+    return System(planner=planner)
 
 
 def footers(rows: Sequence[Mapping[str, Any]], constants: str) -> list[str]:

@@ -8,17 +8,6 @@ import numpy as np
 
 from foremoe.base.arrays import Array
 
-# Kernel launches of a layer, forward and backward, with the router in a graph (Megatron Bridge, skill moe-comm-overlap:
-# Qwen3-30B-A3B).
-LAUNCHES = 150.8
-# Share of the launches in the forward pass. The backward pass has two GEMMs for each GEMM of the forward pass.
-_FORWARD = 1.0 / 3.0
-
-
-def counted_layer_s(launch_s: float) -> float:
-    """Returns `Cluster.host_layer_s` for layers whose counts are read from the device. `launch_s` is the host time per launch."""
-    return LAUNCHES * _FORWARD * launch_s
-
 
 def host_waits_s(host_layer_s: float, device_s: Array, passes: float) -> Array:
     """Returns the seconds to add to the window of a forward pass, so that all passes take at least as long as the host needs.

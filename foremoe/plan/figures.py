@@ -9,7 +9,7 @@ from foremoe.machine.trainer import Trainer
 from foremoe.plan.plan import Plan
 from foremoe.plan.replicas import Replicas
 from foremoe.plan.transfers import Link
-from foremoe.problem.memory import Fit, Memory, fit, rank_memory
+from foremoe.problem.memory import Fit, fit
 from foremoe.problem.problem import Problem
 
 # Letters: M micro-steps, L layers, N = M*L rows, G ranks, E experts, S slots.
@@ -41,7 +41,7 @@ def plan_figures(
         "max_fanout": max_fanout(plan, counted_ML), "bytes_per_layer": sum(bytes_by_link.values()),
         "bytes_by_link": bytes_by_link, "predicted_stage_s": stage_s, "transfer_s": transfer_s,
         "predicted_speedup_vs_static": static_s / stage_s if stage_s > 0 else 1.0,
-        **memory_figures(plan_fit(problem, plan, trainer)), "host_bytes": host_bytes(problem, plan),
+        **memory_figures(fit(problem, plan.placement, trainer=trainer)), "host_bytes": host_bytes(problem, plan),
         "slots_per_rank": slots_per_rank(plan), "plan_us_per_layer": None, "n_solved": num_rows,
     }  # fmt: skip
 
@@ -56,16 +56,6 @@ def stage_seconds(plan: Plan, counted_ML: Array | None = None) -> tuple[float, f
     parts = {name: float(part[counted_ML].sum()) for name, part in plan.cost_ML.parts().items()}
     transfer_s = parts["transfer_s"] + parts["gradient_s"]
     return sum(parts.values()) - (0.0 if plan.executable else transfer_s), transfer_s
-
-
-def plan_memory(problem: Problem, plan: Plan, trainer: Trainer | None = None) -> Memory:
-    """Returns the memory of every rank while the plan runs (see `rank_memory`)."""
-    return rank_memory(problem, plan.placement, trainer=trainer)
-
-
-def plan_fit(problem: Problem, plan: Plan, trainer: Trainer | None = None) -> Fit:
-    """Checks whether the memory of the fullest rank is sufficient while the plan runs."""
-    return fit(problem, plan.placement, trainer=trainer)
 
 
 def memory_figures(verdict: Fit) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 
 from foremoe.base.arrays import Array, ArrayValue, Length, array
 from foremoe.base.errors import InputError, PlanError
+from foremoe.base.shown import table
 from foremoe.plan.eplb_maps import EplbMaps, eplb_maps
 from foremoe.plan.header import PlanHeader
 from foremoe.plan.laws import Checked, plan_violations
@@ -20,8 +20,6 @@ from foremoe.plan.transfers import TransferList, derive_transfers
 from foremoe.problem.cost import Cost
 from foremoe.problem.placement import Placement
 from foremoe.problem.problem import Problem
-from foremoe.problem.schedule import Schedule
-from foremoe.routing.checks import layer_positions
 from foremoe.workload.skew import mean_skew, skew
 from foremoe.workload.workload import Workload
 
@@ -77,9 +75,11 @@ class Plan(ArrayValue, Checked):
         return f"Plan({sizes}, {more})"
 
     def _repr_html_(self) -> str:
-        from foremoe.plan.shown import plan_html
-
-        return plan_html(self)
+        figures: dict[str, str] = {}
+        for line in self.summary().splitlines():
+            name, _, text = line.partition(": ") if not line.startswith(" ") else (list(figures)[-1], "", line)
+            figures[name] = f"{figures.get(name, '')}{text}"
+        return table("Plan", figures)
 
     def plot(self) -> Any:
         """Draws the skew of every row as a map, static and planned, and returns the figure. Needs matplotlib."""
@@ -198,21 +198,6 @@ class Plan(ArrayValue, Checked):
         """
         return eplb_maps(self, layer, micro_step)
 
-    def select(self, layers: Sequence[int], schedule: Schedule | None = None) -> Plan:
-        """Returns the plan of some layers, such as the layers of a pipeline rank, with new transfers on default links.
-
-        Args:
-            layers: Indices into this plan's layers.
-            schedule: Order of the passes that run these layers. Defaults to the schedule of this plan.
-        """
-        index = layer_positions(layers, self.L)
-        if schedule is None and self.header.schedule.num_chunks != 1 and self.header.schedule.chunk_L is None:
-            raise InputError("this plan's schedule interleaves chunks of all its layers; pass schedule= for the chosen ones.")
-        passes = self.header.schedule.cut(L=index) if schedule is None else schedule
-        header = dataclasses.replace(self.header, moe_layer_L=self.header.moe_layer_L[index], schedule=passes)
-        cost_ML = self.cost_ML.each(lambda part_ML: part_ML[:, index])
-        return dataclasses.replace(self, header=header, cost_ML=cost_ML, **self.cut_arrays(L=index)).rederived()
-
     def rederived(self) -> Plan:
         """Returns the same plan with transfers derived again from placement and schedule, on default links."""
         head = self.header
@@ -222,28 +207,6 @@ class Plan(ArrayValue, Checked):
             node_of_rank_G=head.cluster.node_of_rank_G,
         )  # fmt: skip
         return dataclasses.replace(self, transfers=transfers)
-
-    @staticmethod
-    def join(plans: Sequence[Plan], schedule: Schedule | None = None) -> Plan:
-        """Joins plans of consecutive ranges of micro-steps, as in streaming. Transfers get default links.
-
-        Args:
-            plans: Plans in order. They must have the same key, layers, homes, model, cluster and slots.
-            schedule: Order of the passes of all micro-steps. By default, the schedules of the plans follow each other.
-        """
-        if not plans:
-            raise InputError("there are no plans to join.")
-        first = plans[0]
-        for plan in plans[1:]:
-            same = np.array_equal(plan.home_LE, first.home_LE)
-            same &= np.array_equal(plan.header.moe_layer_L, first.header.moe_layer_L)
-            names = ("key", "model", "redundant", "slot_depth", "replicas", "keeps_homes", "planner", "cost")
-            same &= all(getattr(plan.header, name) == getattr(first.header, name) for name in names)
-            if not same or not plan.header.cluster.same_as(first.header.cluster):
-                raise InputError("only plans of the same key, layers, model, cluster, homes, slots and planner can be joined.")
-        whole = schedule if schedule is not None else Schedule.join([p.header.schedule for p in plans])
-        header, cost_ML = dataclasses.replace(first.header, schedule=whole), Cost.join([p.cost_ML for p in plans])
-        return dataclasses.replace(first, header=header, cost_ML=cost_ML, **Plan.join_arrays(plans, "M")).rederived()
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the plan to a ``.safetensors`` file with format version and checksum. `load` returns an equal plan from it."""
@@ -283,15 +246,3 @@ class Plan(ArrayValue, Checked):
         from foremoe.plan.text import explain
 
         return explain(self, micro_step, layer)
-
-    def diff(self, other: Plan) -> str:
-        """Describes how `other` differs from this plan in rows, replicas, quotas, skew and bytes.
-
-        Example:
-            >>> greedy, _ = foremoe.resolve("greedy").plan(problem)
-            >>> print(plan.diff(greedy).splitlines()[2])
-            skew mean: 1.0514 -> 1.0154; copies: 112 -> 129
-        """
-        from foremoe.plan.text import diff
-
-        return diff(self, other)

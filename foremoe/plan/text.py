@@ -1,9 +1,9 @@
-"""Texts about a plan: its summary, the explanation of one row, and the differences from another plan."""
+"""Texts about a plan: its summary and the explanation of one row."""
 
 import numpy as np
 
 from foremoe.base.arrays import Array
-from foremoe.base.errors import InputError, printable
+from foremoe.base.errors import InputError
 from foremoe.plan.plan import Plan
 from foremoe.plan.replicas import Replicas
 from foremoe.plan.transfers import Link
@@ -135,43 +135,3 @@ def _stopped(plan: Plan, micro_step: int, layer: int, at_bound: bool) -> str:
         return f"all {slots} redundant slots are taken"
     why = "; no further copy was found to pay" if "Search(" in plan.header.planner else ""
     return f"{free} of {slots} redundant slots are free{why}"
-
-
-def diff(old: Plan, new: Plan) -> str:
-    """Describes the differences between two plans in numbers. If their shapes differ, describes only the shapes."""
-    if old.expert_MLGS.shape != new.expert_MLGS.shape or old.E != new.E:
-        shapes = f"{list(old.expert_MLGS.shape)} with {old.E} experts, then {list(new.expert_MLGS.shape)} with {new.E}"
-        return f"different shapes: [M, L, G, S] = {shapes}"
-    if old.same_as(new):
-        return "identical"
-    lines = []
-    for name in ("planner", "model", "redundant", "slot_depth", "replicas", "cost", "trace_id"):
-        a, b = getattr(old.header, name), getattr(new.header, name)
-        if a != b:
-            lines.append(printable(f"{name}: {a} -> {b}"))
-    if not old.header.cluster.same_as(new.header.cluster):
-        lines.append(f"cluster: {old.header.cluster.name} -> {new.header.cluster.name} (or another mapping or figures)")
-    if (old.home_LE != new.home_LE).any():
-        lines.append(f"homes: {int((old.home_LE != new.home_LE).sum())} experts moved")
-    if (old.load_MLE != new.load_MLE).any():
-        lines.append(f"load: {int((old.load_MLE != new.load_MLE).any(axis=2).sum())} of {old.N} rows differ")
-    changed = (old.expert_MLGS != new.expert_MLGS) | (old.quota_MLGS != new.quota_MLGS)
-    rows = int(changed.any(axis=(2, 3)).sum())
-    if rows:
-        before, after = _replica_set(old), _replica_set(new)
-        lines.append(
-            f"rows: {rows} of {old.N} differ; replicas {old.num_replicas} -> {new.num_replicas} "
-            f"({len(after - before)} added, {len(before - after)} removed); "
-            f"quota changes of {int(np.abs(old.quota_MLGS.astype(np.int64) - new.quota_MLGS).sum())} pairs over all slots"
-        )
-    skew_mean = f"{old.skew_ML.mean():.4f} -> {new.skew_ML.mean():.4f}"
-    lines.append(f"skew mean: {skew_mean}; copies: {len(old.transfers)} -> {len(new.transfers)}")
-    lines.append(
-        f"planner's estimate: {float(old.cost_ML.sum().total_s) * 1e3:.3f} ms -> {float(new.cost_ML.sum().total_s) * 1e3:.3f} ms"
-    )
-    return "\n".join(lines)
-
-
-def _replica_set(plan: Plan) -> set[tuple[int, ...]]:
-    z = Replicas.of(plan)
-    return set(zip(z.row_Z.tolist(), z.rank_Z.tolist(), z.expert_Z.tolist(), strict=True))

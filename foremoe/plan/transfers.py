@@ -75,10 +75,6 @@ class TransferList(ArrayValue):
         """Returns an empty list."""
         return TransferList(**{name: np.zeros(0) for name in TransferList.array_fields()})
 
-    def take(self, index_C: Array) -> TransferList:
-        """Returns the copies that an index array or a mask selects."""
-        return self.cut(C=index_C)
-
     def replace(self, **arrays: Array) -> TransferList:
         """Returns the same copies with some columns replaced."""
         return dataclasses.replace(self, **arrays)

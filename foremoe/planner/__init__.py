@@ -1,13 +1,12 @@
-"""The planner, which composes levels, and named strategies, comparisons, ablations and plan streams."""
+"""The planner, which composes levels, and named strategies, comparisons and ablations."""
 
 from foremoe.planner.ablation import ablate
 from foremoe.planner.comparison import compare
 from foremoe.planner.parsing import parse
 from foremoe.planner.planner import Planner
 from foremoe.planner.strategies import STRATEGIES, resolve, row_solver
-from foremoe.planner.streaming import PlanStream
 from foremoe.planner.summary import LevelSummary, PlanSummary
 
 __all__ = [
-    "STRATEGIES", "LevelSummary", "PlanStream", "PlanSummary", "Planner", "ablate", "compare", "parse", "resolve", "row_solver",
+    "STRATEGIES", "LevelSummary", "PlanSummary", "Planner", "ablate", "compare", "parse", "resolve", "row_solver",
 ]  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -61,11 +61,6 @@ class Cost(ArrayValue):
     def reshape(self, *shape: int) -> Cost:
         """Reshapes every part."""
         return self.each(lambda part: part.reshape(*shape))
-
-    @staticmethod
-    def join(costs: Sequence[Cost]) -> Cost:
-        """Concatenates costs along the first axis."""
-        return Cost(**{name: np.concatenate([cost.parts()[name] for cost in costs]) for name in costs[0].parts()})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

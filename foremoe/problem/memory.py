@@ -131,11 +131,6 @@ def buffer_bytes(problem: Problem, redundant: int) -> int:
     return redundant * problem.slot_depth * per_buffer
 
 
-def peak_bytes(problem: Problem, placement: Placement, *, trainer: Trainer | None = None) -> Array:
-    """Returns the peak memory of every rank in bytes, int64 [G], as described in `rank_memory`."""
-    return rank_memory(problem, placement, trainer=trainer).peak_G
-
-
 def fit(problem: Problem, placement: Placement, *, trainer: Trainer | None = None) -> Fit:
     """Checks whether the fullest rank fits, with and without recomputing single layers. Arguments are those of `rank_memory`."""
     memory = rank_memory(problem, placement, trainer=trainer)

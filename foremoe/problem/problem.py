@@ -267,7 +267,7 @@ class Problem(ArrayValue, Derived):
         return dataclasses.replace(self, load_MLE=load_MLE, load_MLGE=None, routed=None, scenario_XMLE=None)
 
     def __getitem__(self, micro_steps: slice) -> Self:
-        """Returns a range of micro-steps as a separate problem, for streaming. Its `routed` is None."""
+        """Returns a range of micro-steps as a separate problem. Its `routed` is None."""
         if not isinstance(micro_steps, slice):
             raise InputError(f"index a problem by a slice such as problem[0:2]; got {micro_steps!r}.")
         cut = self.cut_arrays(M=micro_steps)

@@ -173,21 +173,6 @@ class Schedule(ArrayValue):
         return dataclasses.replace(self, **self.cut_arrays(X=keep_X), reforward=False, block_L=None)
 
     @staticmethod
-    def join(schedules: list[Schedule]) -> Schedule:
-        """Joins schedules into one, in which micro-steps are numbered consecutively."""
-        offset_S = np.cumsum([0, *(s.M for s in schedules[:-1])])
-        kinds = {
-            (s.num_chunks, s.reforward, *(None if a is None else a.tobytes() for a in (s.chunk_L, s.block_L))) for s in schedules
-        }
-        if len(kinds) != 1:
-            raise InputError(
-                "schedules with different chunks or recomputation cannot be joined; give the joined schedule itself."
-            )
-        columns = Schedule.join_arrays(schedules, "X")
-        columns["micro_step_X"] += np.repeat(offset_S, [len(s.micro_step_X) for s in schedules]).astype(np.int32)
-        return dataclasses.replace(schedules[0], **columns)
-
-    @staticmethod
     def forward_only(num_micro_steps: int) -> Schedule:
         """Returns the schedule of a recompute stage, which runs only the forward passes of all micro-steps, in order."""
         return _schedule([(m, Phase.FORWARD, 0) for m in range(whole(num_micro_steps, "num_micro_steps"))])

@@ -8,9 +8,10 @@ import numpy as np
 
 from foremoe.base.arrays import Array
 from foremoe.machine.trainer import Trainer
-from foremoe.plan.figures import host_bytes, memory_figures, plan_fit, plan_memory, stage_seconds
+from foremoe.plan.figures import host_bytes, memory_figures, stage_seconds
 from foremoe.plan.plan import Plan
 from foremoe.planner.summary import PlanSummary
+from foremoe.problem.memory import fit, rank_memory
 from foremoe.problem.problem import Problem
 from foremoe.simulate.result import LINKS, Simulation
 from foremoe.simulate.runs import StageRuns
@@ -80,7 +81,8 @@ def links(bytes_by_link: Mapping[str, Array], runs: StageRuns | None) -> dict[st
 
 def memory(problem: Problem, plan: Plan, trainer: Trainer | None) -> dict[str, Any]:
     """Returns the memory of every rank, the parts of the memory on the fullest rank, and whether the memory suffices."""
-    held, verdict = plan_memory(problem, plan, trainer), plan_fit(problem, plan, trainer)
+    held = rank_memory(problem, plan.placement, trainer=trainer)
+    verdict = fit(problem, plan.placement, trainer=trainer)
     return {
         "peak_bytes_G": held.peak_G.tolist(), "parts": held.parts(), "host_bytes": host_bytes(problem, plan),
         "verdict": verdict.text(), **memory_figures(verdict),

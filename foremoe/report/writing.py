@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from foremoe.advice.changes import Advice
@@ -62,10 +61,7 @@ def write_report(
         InputError: The plan does not belong to the problem, or the file cannot be written.
     """
     strategies_shown = strategy_table(strategies) if strategies else None
-    block = _block(_Shown(
-        problem=problem, plan=plan, planner_report=planner_report, runs=runs, timelines=timelines, posed=posed, moves_s=moves_s,
-        trainer=trainer,
-    ))  # fmt: skip
+    block = _block(problem, plan, planner_report, runs, trainer=trainer, timelines=timelines, posed=posed, moves_s=moves_s)
     told = {} if advice is None else {"advice": str(advice), "changes": advice.rows()}
     block.facts.update(source=source, date=date, command=command, strategies=strategies_shown, **told)
     block.facts["verdict"] = verdict(block.facts, plan.header.cluster)
@@ -93,12 +89,7 @@ def write_job_report(
         InputError: The file cannot be written.
     """
     strategies_shown = strategy_table(strategies) if strategies else None
-    blocks = [
-        _block(_Shown(
-            problem=part.problem, plan=part.plan, planner_report=part.summary, runs=part.runs, trainer=part.runs.trainer
-        ))
-        for part in parts
-    ]  # fmt: skip
+    blocks = [_block(part.problem, part.plan, part.summary, part.runs, trainer=part.runs.trainer) for part in parts]
     job = job_facts(parts)
     slowest = blocks[job["slowest"]].facts
     memory = max((block.facts["memory"] for block in blocks), key=lambda held: max(held["peak_bytes_G"]))
@@ -113,24 +104,12 @@ def write_job_report(
     return told
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Shown:
-    """One plan with further contents of the page, which are the arguments of `write_report` with the same names."""
-
-    problem: Problem
-    plan: Plan
-    planner_report: PlanSummary | None = None
-    runs: StageRuns | None = None
-    timelines: Sequence[Timeline] | None = None
-    posed: Problem | None = None
-    moves_s: float = 0.0
-    trainer: Trainer | None = None
-
-
-def _block(shown: _Shown) -> Block:
-    """Returns the data that the page shows about one plan."""
-    problem, plan, runs = shown.problem, shown.plan, shown.runs
-    posed, trainer = shown.posed or problem, shown.trainer
+def _block(
+    problem: Problem, plan: Plan, planner_report: PlanSummary | None, runs: StageRuns | None, *, trainer: Trainer | None,
+    timelines: Sequence[Timeline] | None = None, posed: Problem | None = None, moves_s: float = 0.0,
+) -> Block:  # fmt: skip
+    """Returns the data that the page shows about one plan. The arguments are those of `write_report`."""
+    posed = posed or problem
     require_belongs(problem, plan)
     packer, head = Packer(), plan.header
     replicas, static = Replicas.of(plan), price(posed, posed.static()).reshape(plan.M, plan.L)
@@ -150,14 +129,14 @@ def _block(shown: _Shown) -> Block:
         "executable": plan.executable,
         "expert_bytes": head.model.expert_bytes,
         "headline": headline(posed, plan, static.total_s, bytes_by_link),
-        "moves": {"experts": moved, "seconds": shown.moves_s} if moved else None,
+        "moves": {"experts": moved, "seconds": moves_s} if moved else None,
         "parts": parts(plan, static.parts()),
         "late": late(posed, plan, runs),
         "links": links(bytes_by_link, runs),
         "memory": memory(problem, plan, trainer),
-        "planning": planning(shown.planner_report),
+        "planning": planning(planner_report),
         "simulated": simulated(runs),
-        "waited_s": max(timeline.exposed_s for timeline in shown.timelines) if shown.timelines else None,
+        "waited_s": max(timeline.exposed_s for timeline in timelines) if timelines else None,
         "arrays": packer.contents,
     }  # fmt: skip
     return Block(facts, packer.text())

@@ -23,17 +23,17 @@ SUFFIXES = (".npz", ".safetensors")
 # Names that each field may have in a file. foremoe's own name comes first.
 _NAMES = {
     "topk_TLK": ("topk_TLK", "topk_ids"), "seq_len_Q": ("seq_len_Q", "seq_len"), "known_T": ("known_T",),
-    "moe_layer_L": ("moe_layer_L",), "weight_TLK": ("weight_TLK", "topk_weights", "topk_probs"), "num_experts": ("num_experts",),
+    "moe_layer_L": ("moe_layer_L",), "num_experts": ("num_experts",),
 }  # fmt: skip
 
 
 def save_trace(trace: RoutingTrace, path: str | os.PathLike[str]) -> None:
     """Writes `trace` to a file. Equal traces give equal bytes."""
     suffix = _suffix(Path(path))
-    held = {name: getattr(trace, name) for name in ("topk_TLK", "seq_len_Q", "moe_layer_L", "known_T", "weight_TLK")}
+    held = {name: getattr(trace, name) for name in ("topk_TLK", "seq_len_Q", "moe_layer_L", "known_T")}
     arrays: dict[str, Array] = {name: array for name, array in held.items() if array is not None}
     header: dict[str, Any] = {name: getattr(trace, name) for name in ("num_experts", "model", "source", "id")}
-    header |= {"kind": "trace", "format": FORMAT_VERSION, "content": trace.content_hash(), "weights": _weights_hash(trace)}
+    header |= {"kind": "trace", "format": FORMAT_VERSION, "content": trace.content_hash()}
     header["checksum"] = digest(header, {})
     if suffix == ".safetensors":
         write_file(path, tensor_bytes(header, arrays))
@@ -45,7 +45,7 @@ def save_trace(trace: RoutingTrace, path: str | os.PathLike[str]) -> None:
 
 
 def load_trace(
-    path: str | os.PathLike[str], *, num_experts: int | None, model: str | Model | None, weights: bool, max_bytes: int | None
+    path: str | os.PathLike[str], *, num_experts: int | None, model: str | Model | None, max_bytes: int | None
 ) -> RoutingTrace:
     """Reads a file written by `save_trace`, or a recording with public array names, as described in `RoutingTrace.load`."""
     source = Path(path)
@@ -57,8 +57,6 @@ def load_trace(
             if found[field] is None:
                 lack = f"lacks the array {' or '.join(_NAMES[field])}"
                 raise InputError(f"{str(source)!r} {lack}; it has {', '.join(sorted(names)) or 'none'}.")
-        if not weights:
-            found["weight_TLK"] = None
         arrays = {field: stored.read(name) for field, name in found.items() if name is not None}
     in_file = _file_experts(source, arrays.pop("num_experts", None), header)
     model = header.get("model") if model is None else model
@@ -81,7 +79,7 @@ def load_trace(
             **arrays, num_experts=experts, model=model.name if isinstance(model, Model) else model,
             source=_text(header, "source") or ("" if header else source.name), id=_text(header, "id"),
         )  # fmt: skip
-    if header and not _unchanged(trace, header, weights):
+    if header and not _unchanged(trace, header):
         raise InputError(f"{str(source)!r} was changed after it was written (checksum mismatch); write it again.")
     return trace
 
@@ -104,16 +102,10 @@ def _require_tokens_first(arrays: dict[str, Any], names: dict[str, str | None]) 
         raise InputError(f"{what}; transpose it to [tokens, layers, top-k].")
 
 
-def _unchanged(trace: RoutingTrace, header: dict[str, Any], weights: bool) -> bool:
-    """Returns True if arrays and header are those that were written. Router weights are compared only if they were read."""
-    if weights and header.get("weights") != _weights_hash(trace):
-        return False
+def _unchanged(trace: RoutingTrace, header: dict[str, Any]) -> bool:
+    """Returns True if arrays and header are those that were written."""
     fields = {key: value for key, value in header.items() if key != "checksum"}
     return header.get("content") == trace.content_hash() and header.get("checksum") == digest(fields, {})
-
-
-def _weights_hash(trace: RoutingTrace) -> str | None:
-    return None if trace.weight_TLK is None else digest({}, {"weight": trace.weight_TLK})
 
 
 def _header(source: Path, text: str | None) -> dict[str, Any]:

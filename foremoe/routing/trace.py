@@ -36,7 +36,6 @@ class RoutingTrace(ArrayValue):
             means that the routing of all tokens was recorded.
         moe_layer_L: The model's own layer numbers, int32. Defaults to those of the preset `model` if it has L layers, else to 0
             to L-1.
-        weight_TLK: Router weights of the chosen experts, float16, or None. Planning does not use them.
         model: Name of the model, or None. If it names a preset, experts and top-k must agree with the preset.
         source: Origin of the trace, as free text.
         id: Name of the trace in plans and reports. Defaults to `content_hash`.
@@ -55,7 +54,6 @@ class RoutingTrace(ArrayValue):
     seq_len_Q: Array = array(np.int64)
     known_T: Array | None = array(np.bool_, optional=True)
     moe_layer_L: Array = None  # type: ignore[assignment]
-    weight_TLK: Array | None = array(np.float16, optional=True)
     model: str | None = None
     source: str = ""
     id: str = ""
@@ -78,7 +76,6 @@ class RoutingTrace(ArrayValue):
         put("seq_len_Q", checked_lengths(self.seq_len_Q, T))
         default_L = preset_layers(self.model, L, self.num_experts, K)
         put("moe_layer_L", layer_numbers(default_L if self.moe_layer_L is None else self.moe_layer_L, L))
-        self.freeze("weight_TLK", T=T, L=L, K=K)
         put("model", self.model or None)
         if not self.id:
             put("id", self.content_hash())
@@ -136,19 +133,18 @@ class RoutingTrace(ArrayValue):
     @classmethod
     def load(
         cls, path: str | os.PathLike[str], *, num_experts: int | None = None, model: str | Model | None = None,
-        weights: bool = True, max_bytes: int | None = None,
+        max_bytes: int | None = None,
     ) -> RoutingTrace:  # fmt: skip
         """Reads a trace from ``.npz`` or ``.safetensors``. Pickled data is never read.
 
-        Arrays are named as in this class, or ``topk_ids``, ``seq_len``, ``num_experts``, and ``topk_weights`` or ``topk_probs``.
-        Arrays with other names are ignored.
+        Arrays are named as in this class, or ``topk_ids`` and ``seq_len``. Arrays with other names, such as router weights, are
+        not read.
 
         Args:
             path: The file.
             num_experts: Number of experts. Required if neither the file nor `model` gives it, because it cannot be derived from
                 the largest id.
             model: Model whose routing was recorded, given as a `Model` or by name.
-            weights: Whether to read the router weights, which take up most of the space in most files.
             max_bytes: Limit for decompressed arrays in memory. Defaults to 64 MiB, or to 16 times the file size if that is more.
 
         Raises:
@@ -156,7 +152,7 @@ class RoutingTrace(ArrayValue):
         """
         from foremoe.routing.files import load_trace
 
-        return load_trace(path, num_experts=num_experts, model=model, weights=weights, max_bytes=max_bytes)
+        return load_trace(path, num_experts=num_experts, model=model, max_bytes=max_bytes)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes an uncompressed ``.npz`` or a ``.safetensors`` file. `load` returns an equal trace, byte for byte.
@@ -172,7 +168,7 @@ class RoutingTrace(ArrayValue):
     def concat(cls, traces: Sequence[RoutingTrace]) -> RoutingTrace:
         """Joins the sequences of several traces of one model, under a new id.
 
-        Router weights are kept if every trace has them. The model's name is kept if it is the same in all traces.
+        The model's name is kept if it is the same in all traces.
 
         Raises:
             InputError: The list of traces is empty, or traces differ in layers, top-k or experts.

@@ -90,8 +90,7 @@ def exposed_planning(view: Foresight, cpu_s: float, timeline_s: float, problem: 
     A micro-step is planned while the previous one runs. With foresight ``"previous"``, planning can begin only after the forward
     pass of the previous micro-step. Planning then overlaps only with the backward pass, and in the recompute stage it does not
     overlap at all. The first micro-step is planned before the stage. With other kinds of foresight, all loads are known after
-    rollout, and planning of the first micro-step is exposed. This time is an upper bound if samples are planned as they arrive
-    (`PlanStream`).
+    rollout, and planning of the first micro-step is exposed.
     """
     each_s, hides_s = cpu_s / problem.M, timeline_s / problem.M
     if view != "previous":

@@ -9,7 +9,6 @@ import numpy as np
 from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError
 from foremoe.plan.plan import Plan
-from foremoe.planner.planner import Planner
 from foremoe.problem.problem import Problem
 from foremoe.problem.schedule import Phase, Schedule
 from foremoe.simulate.result import Simulation
@@ -129,11 +128,6 @@ def simulate_pipeline(
     run_passes(schedules, run_pass)
     end_s = max(run.settled_s() for run in runs)
     return [run.finish(end_s) for run in runs]
-
-
-def plan_pipeline(problem: Problem, planner: Planner, pp: int, vpp: int = 1) -> list[PipelineRank]:
-    """Splits a problem with `pipeline_problems` and plans every pipeline rank."""
-    return [PipelineRank(problem=one, plan=planner.plan(one)[0]) for one in pipeline_problems(problem, pp, vpp)]
 
 
 def message_s(problem: Problem, micro_step: int) -> float:

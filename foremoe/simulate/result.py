@@ -2,7 +2,6 @@
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -125,8 +124,3 @@ class Simulation(ArrayValue):
     def total_s(self) -> float:
         """Length of the stage in seconds."""
         return self.parts.total_s
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the totals in a form that can be written as JSON."""
-        busy = {name: float(self.link_busy_WG[k].max()) for k, name in enumerate(LINKS)}
-        return {"stage_s": self.total_s, **self.parts.to_dict(), "link_busy_s": busy}

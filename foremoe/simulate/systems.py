@@ -77,7 +77,7 @@ def ep_groups(workload: Workload, size: int) -> list[Workload]:
 def simulate_systems(
     groups: Sequence[Problem], systems: Mapping[str, System], *, pp: int = 1, vpp: int = 1,
     history_LE: Array | Sequence[Array] | None = None, trainer: Trainer | None = None, num_threads: int | None = None,
-    progress: Progress | None = None,
+    progress: Progress | None = None, keep: dict[str, list[tuple[Plan, Simulation]]] | None = None,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Plans and simulates every EP group with every system.
 
@@ -93,6 +93,7 @@ def simulate_systems(
         trainer: Optimizer, number of EP groups and time outside the stage. Defaults to a `Trainer` with the number of `groups`.
         num_threads: Number of planning threads. Defaults to all cores.
         progress: Function that is called with (system, groups done, number of groups).
+        keep: Dict with names of systems, which gets the plan and the simulation of each pipeline rank of their first group.
 
     Returns:
         One dict per system. Figures cover all micro-steps. A micro-step without history has the static placement. If a system
@@ -121,7 +122,7 @@ def simulate_systems(
     if not groups:
         raise InputError("there are no EP groups to simulate.")
     trainer = trainer or Trainer(data_parallel=len(groups))
-    shared = _Shared(groups, pp, vpp, history_LE, trainer, num_threads, progress)
+    shared = _Shared(groups, pp, vpp, history_LE, trainer, num_threads, progress, {} if keep is None else keep)
     rows = _with_blanks([_left_out(name, system, groups[0]) or _row(name, system, shared) for name, system in systems.items()])
     static = next((row for row in rows if row["solver"] == "static"), None)
     balanced_s = next((row["simulated_stage_s"] for row in rows if systems[row["solver"]].even), None)
@@ -143,6 +144,7 @@ class _Shared(NamedTuple):
     trainer: Trainer
     num_threads: int | None
     progress: Progress | None
+    keep: dict[str, list[tuple[Plan, Simulation]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,6 +190,8 @@ def _row(name: str, system: System, shared: _Shared) -> dict[str, Any]:
         done.append(_run(system, problem, home_LE, history[i], shared))
         if shared.progress is not None:
             shared.progress(name, i + 1, len(groups))
+    if name in shared.keep:
+        shared.keep[name] = [(rank.plan, run) for rank, run in zip(done[0].ranks, done[0].simulations, strict=True)]
     slowest = max(done, key=lambda group: group.stage_s)
     # The other pipeline ranks wait for the one that waits least.
     parts = min((s.parts for s in slowest.simulations), key=lambda part: part.bubble_s)

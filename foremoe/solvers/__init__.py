@@ -3,7 +3,7 @@
 ==========  =====================================================================
 pack        `AsGiven`, `BalancedTokens`, `ExpertAware`
 home        `Keep`, `Anneal`
-node, rank  `Static`, `Eplb`, `Laer`, `Lplb`, `Quota`, `LeastLoaded`, `Greedy`, `Feplb`, `Echo`,
+node, rank  `Eplb`, `Laer`, `Lplb`, `Quota`, `LeastLoaded`, `Greedy`, `Feplb`, `Echo`,
             `MoonEp`, `Taot`, `Search`, `Robust`, `Exact`
 split       `Even`, `ExactSplit`
 path        `Deadline`
@@ -32,12 +32,11 @@ from foremoe.solvers.robust.robust import Robust
 from foremoe.solvers.search.search import Search
 from foremoe.solvers.split.even import Even
 from foremoe.solvers.split.exact import ExactSplit
-from foremoe.solvers.static import Static
 from foremoe.workload.packing import AsGiven
 
 __all__ = [
     "Anneal", "AsGiven", "BalancedTokens", "Deadline", "Echo", "Eplb", "Even", "Exact",
     "ExactSplit", "ExpertAware", "Feplb", "Greedy", "HomeSolver", "Keep", "Laer", "LeastLoaded", "Lplb", "MoonEp",
     "PackSolver", "PathSolver", "Quota", "RankSolver",
-    "Robust", "RowSolver", "Search", "SplitSolver", "Static", "Taot",
+    "Robust", "RowSolver", "Search", "SplitSolver", "Taot",
 ]  # fmt: skip

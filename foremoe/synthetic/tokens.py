@@ -61,7 +61,7 @@ def synthetic_trace(
         seed: Seed, a whole number >= 0.
 
     Returns:
-        A trace without router weights. The routing of every token is known.
+        A trace in which the routing of every token is known.
 
     Raises:
         InputError: A name is unknown, or a number is out of range.

@@ -1,6 +1,6 @@
-"""Test tools for authors of solvers and backends: strategies, conformance suites and the reference executor.
+"""Test tools for authors of solvers and backends: strategies, conformance suites and groups of ranks.
 
-Names are loaded on first use, because the suites need hypothesis and pytest, but the reference executor does not.
+Names are loaded on first use, because the suites need hypothesis and pytest, and ranks need torch.
 """
 
 from typing import TYPE_CHECKING
@@ -10,9 +10,8 @@ from foremoe.base.lazy import lazy
 if TYPE_CHECKING:
     from foremoe.testing.finishing_tests import PathSolverTests
     from foremoe.testing.level_tests import HomeSolverTests, PackSolverTests, SplitSolverTests
-    from foremoe.testing.pasteable import describe, evaluate
+    from foremoe.testing.pasteable import describe
     from foremoe.testing.ranks import RankDied, RankPool, get_pool, run_processes, run_threads
-    from foremoe.testing.reference import ReferenceResult, dense_reference, run_reference
     from foremoe.testing.samples import plan_of, random_placement, random_sources
     from foremoe.testing.solver_tests import SolverTests
     from foremoe.testing.strategies import clusters, models, placements, plans, problems, schedules
@@ -21,19 +20,18 @@ if TYPE_CHECKING:
 _NAMES = {
     "finishing_tests": ("PathSolverTests",),
     "level_tests": ("HomeSolverTests", "PackSolverTests", "SplitSolverTests"),
-    "pasteable": ("describe", "evaluate"),
+    "pasteable": ("describe",),
     "ranks": ("RankDied", "RankPool", "get_pool", "run_processes", "run_threads"),
-    "reference": ("ReferenceResult", "dense_reference", "run_reference"),
     "samples": ("plan_of", "random_placement", "random_sources"),
     "solver_tests": ("SolverTests",),
     "strategies": ("clusters", "models", "placements", "plans", "problems", "schedules"),
     "transfer_tests": ("TransferTests",),
 }
 __all__ = [
-    "HomeSolverTests", "PackSolverTests", "PathSolverTests", "RankDied", "RankPool", "ReferenceResult",
-    "SolverTests", "SplitSolverTests", "TransferTests", "clusters", "dense_reference", "describe", "evaluate", "get_pool",
+    "HomeSolverTests", "PackSolverTests", "PathSolverTests", "RankDied", "RankPool",
+    "SolverTests", "SplitSolverTests", "TransferTests", "clusters", "describe", "get_pool",
     "models", "placements", "plan_of", "plans", "problems", "random_placement", "random_sources", "run_processes",
-    "run_reference", "run_threads", "schedules",
+    "run_threads", "schedules",
 ]  # fmt: skip
 
 __getattr__, __dir__ = lazy(__name__, _NAMES)

@@ -5,12 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from foremoe.machine.cluster import Cluster
-from foremoe.machine.model import Model
-from foremoe.problem.cost import CostModel
 from foremoe.problem.problem import Problem
-from foremoe.problem.schedule import Schedule
-from foremoe.workload.dealing import Dealt
 
 
 def describe(problem: Problem) -> str:
@@ -20,14 +15,6 @@ def describe(problem: Problem) -> str:
     values are omitted. Arrays are written as lists, and the constructors restore the dtypes of the arrays.
     """
     return _text(problem)
-
-
-def evaluate(text: str) -> Problem:
-    """Returns the problem that an expression from `describe` evaluates to."""
-    names = {cls.__name__: cls for cls in (Cluster, CostModel, Dealt, Model, Problem, Schedule)}
-    problem = eval(text, {"__builtins__": {}, **names})
-    assert isinstance(problem, Problem)
-    return problem
 
 
 def _text(value: Any) -> str:

@@ -7,7 +7,6 @@ from datetime import timedelta
 from typing import Any, ClassVar
 
 import torch
-import torch.distributed as dist
 
 from foremoe.base.errors import InputError, TransferError
 from foremoe.distributed.group import Group, TorchGroup
@@ -43,37 +42,24 @@ class Collective(TransferBackend):
     stream. `wait` makes the current stream wait and returns at once, so it ignores `timeout_s`. It raises an error for failures
     that NCCL has already reported but does not detect a peer that never starts its end of the copy. In that case, NCCL's watchdog
     ends the process after the group's `timeout_s`. `close` waits a few seconds for running copies and then aborts them.
-
-    Args:
-        process_group: Process group to use instead of a new one. It must have the ranks of the EP group in the same order. It is
-            never closed by the backend.
     """
 
     links: ClassVar[frozenset[Link]] = frozenset({Link.PEER, Link.RDMA})
     one_sided: ClassVar[bool] = False
-
-    def __init__(self, process_group: dist.ProcessGroup | None = None) -> None:
-        self.process_group = process_group
-
-    def __repr__(self) -> str:
-        return f"Collective(process_group={self.process_group!r})"
 
     def open(self, rank: int, group: Group, buffers: Buffers) -> None:
         if not isinstance(group, TorchGroup):
             raise InputError("collective needs ranks that are processes, in a TorchGroup; use local for threads.")
         self._require_closed()
         device = buffers.slot(0)[0].device if buffers.num_buffers else torch.device("cpu")
-        if self.process_group is not None:
-            self._link: Any = self.process_group._get_backend(device)
-        elif device.type == "cuda":
-            self._link = private_nccl(group)
-        else:
-            self._link = group.private_gloo()
+        on_gpu = device.type == "cuda"
+        link: Any = private_nccl(group) if on_gpu else group.private_gloo()
+        self._link = link
         self._group, self._cut = group, False  # cut: a wait failed here, and gloo closed all connections
         self._last: Any = None  # NCCL's newest work, which finishes last
-        self._grouped = self._link.supports_coalescing
-        if device.type == "cuda":
-            self._link.allreduce([torch.zeros(1, device=device)]).wait()  # creates the communicator
+        self._grouped: bool = self._link.supports_coalescing
+        if on_gpu:
+            link.allreduce([torch.zeros(1, device=device)]).wait()  # creates the communicator
             self._connect(rank, group.size, device)
 
     def start(self, copies: Sequence[Copy]) -> _Messages:
@@ -125,7 +111,7 @@ class Collective(TransferBackend):
         if self._group is None:
             return
         # Unanswered gloo messages end with the last reference to the group. NCCL's would keep the GPU busy forever.
-        if self._grouped and self.process_group is None:
+        if self._grouped:
             until = time.monotonic() + _LINGER_S
             while self._last is not None and not self._last.is_completed() and time.monotonic() < until:
                 time.sleep(0.001)

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from foremoe.base.arrays import Array, frozen_array
 from foremoe.base.budget import require_budget
@@ -63,7 +62,13 @@ def deal(
     found = packer.solve(trace, num_ranks=num_ranks, tokens_per_rank=tokens_per_rank, sample_group_Q=group_Q, seed=seed)
     micro_step_Q = frozen_array(found[0], np.int32, f"the micro_step_Q of {packer!r}", (trace.Q,))
     rank_Q = frozen_array(found[1], np.int32, f"the rank_Q of {packer!r}", (trace.Q,))
-    M = _require_places(micro_step_Q, rank_Q, num_ranks, f"{packer!r}")
+    if rank_Q.min() < 0 or rank_Q.max() >= num_ranks:
+        raise InputError(f"{packer!r} names ranks from {rank_Q.min()} to {rank_Q.max()}; they must lie in [0, {num_ranks}).")
+    numbers = np.unique(micro_step_Q)
+    M = len(numbers)
+    if numbers[0] != 0 or numbers[-1] != M - 1:
+        have = f"{M} micro-steps numbered from {numbers[0]} to {numbers[-1]}"
+        raise InputError(f"{packer!r} has {have}; number them without gaps.")
     # Groups are non-decreasing in the file, so a micro-step has one group if its smallest and largest group are equal.
     low_M, high_M = np.full(M, group_Q[-1]), np.full(M, group_Q[0])
     np.minimum.at(low_M, micro_step_Q, group_Q)
@@ -94,27 +99,6 @@ def require_counts(shape: tuple[int, int, int, int], source_bytes: int) -> None:
     what = "counts of {} micro-steps x {} layers x {} ranks x {} experts".format(*shape)
     cure = "give fewer ranks or more tokens per rank, or correct the routing's sizes"
     require_budget(4 * math.prod(shape), what, cure, source_bytes)
-
-
-def assigned(assign: tuple[npt.ArrayLike, npt.ArrayLike], num_tokens: int, num_ranks: int) -> tuple[Array, Array]:
-    """Checks the caller's assignment, and returns the micro-step and the rank of every token, int32 [T] each."""
-    if not isinstance(assign, tuple | list) or len(assign) != 2:
-        raise InputError("assign must be the pair (micro_step_T, rank_T).")
-    micro_step_T = frozen_array(assign[0], np.int32, "assign's micro_step_T", (num_tokens,))
-    rank_T = frozen_array(assign[1], np.int32, "assign's rank_T", (num_tokens,))
-    _require_places(micro_step_T, rank_T, num_ranks, "assign")
-    return micro_step_T, rank_T
-
-
-def _require_places(micro_step_X: Array, rank_X: Array, num_ranks: int, who: str) -> int:
-    """Returns the number of micro-steps. Raises InputError unless they are numbered from 0 without gaps and all ranks exist."""
-    if rank_X.min() < 0 or rank_X.max() >= num_ranks:
-        raise InputError(f"{who} names ranks from {rank_X.min()} to {rank_X.max()}; they must lie in [0, {num_ranks}).")
-    numbers = np.unique(micro_step_X)
-    if numbers[0] != 0 or numbers[-1] != len(numbers) - 1:
-        have = f"{len(numbers)} micro-steps numbered from {numbers[0]} to {numbers[-1]}"
-        raise InputError(f"{who} has {have}; number them without gaps.")
-    return len(numbers)
 
 
 def sum_cells(micro_step_X: Array, rank_X: Array, num_ranks: int, weight_X: Array | None = None) -> Array:

@@ -83,7 +83,7 @@ def open_recordings(
 def _one(name: str, model: Model | None, as_saved: bool) -> RoutingTrace | Recorded:
     """Returns the trace or the counts of a file."""
     if as_saved:
-        return RoutingTrace.load(name, model=model, weights=False)
+        return RoutingTrace.load(name, model=model)
     recorded = read_recorded(name, model)
     if recorded.load_SLE is not None:
         return recorded

@@ -17,7 +17,7 @@ from foremoe.base.tensor_file import naming_fields, read_tensors, write_tensors
 from foremoe.routing.checks import layer_numbers, layer_positions, preset_layers
 from foremoe.routing.trace import RoutingTrace
 from foremoe.workload.checks import check_balance, check_pairs, checked_load, require_below
-from foremoe.workload.dealing import Dealt, assigned, count_tokens, deal, require_counts, sum_cells
+from foremoe.workload.dealing import Dealt, count_tokens, deal, require_counts, sum_cells
 from foremoe.workload.packing import AsGiven, PackSolver
 
 STAGES = ("recompute", "update")  # forward only, with frozen weights; or forward and backward
@@ -166,14 +166,11 @@ class Workload(ArrayValue):
 
     @classmethod
     def from_trace(
-        cls, trace: RoutingTrace, *, num_ranks: int, tokens_per_rank: int | None = None, packer: PackSolver | None = None,
-        seed: int = 0, stage: str = "update", sample_group_Q: npt.ArrayLike | None = None, max_micro_steps: int | None = None,
-        assign: tuple[npt.ArrayLike, npt.ArrayLike] | None = None, num_threads: int | None = None,
+        cls, trace: RoutingTrace, *, num_ranks: int, tokens_per_rank: int, packer: PackSolver | None = None, seed: int = 0,
+        stage: str = "update", sample_group_Q: npt.ArrayLike | None = None, max_micro_steps: int | None = None,
+        num_threads: int | None = None,
     ) -> Self:  # fmt: skip
-        """Assigns every token of a trace to a micro-step and a source rank, and counts the pairs.
-
-        Either `packer` assigns whole sequences within a token budget, or `assign` gives the micro-step and the rank of every
-        token.
+        """Assigns every sequence of a trace to a micro-step and a source rank within a token budget, and counts the pairs.
 
         Args:
             num_ranks: Number of source ranks. If it exceeds the number of sequences, some ranks have no tokens.
@@ -184,13 +181,10 @@ class Workload(ArrayValue):
             sample_group_Q: Group of each sequence as non-decreasing integers. All sequences of a micro-step belong to one group.
             max_micro_steps: Number of micro-steps to keep, the first ones. ``dealt`` records the number that was left out.
                 Defaults to all.
-            assign: Micro-step and rank of every token, given as ``(micro_step_T, rank_T)``. Use it if tensor, sequence or context
-                parallelism spreads a sequence over ranks. Micro-steps must be numbered from 0 without gaps. With `assign`, each
-                token adds the length of its sequence to `attention_MG`, so that a sequence of n tokens adds n^2 in total.
             num_threads: Number of threads, which does not change the result. Defaults to all cores.
 
         Raises:
-            InputError: A number is out of range, options exclude each other, or the result of the packer is not valid.
+            InputError: A number is out of range, or the result of the packer is not valid.
 
         Example:
             >>> foremoe.Workload.from_trace(trace, num_ranks=4, tokens_per_rank=1024).load_MLE.shape
@@ -198,21 +192,11 @@ class Workload(ArrayValue):
         """
         G = whole(num_ranks, "num_ranks")
         require_counts((1, trace.L, G, trace.num_experts), trace.num_bytes)  # before the packer takes time
-        micro_step_Q = rank_Q = dealt = None
-        if assign is not None:
-            if tokens_per_rank is not None or sample_group_Q is not None or max_micro_steps is not None:
-                given = "tokens_per_rank, sample_group_Q and max_micro_steps"
-                raise InputError(f"assign already says where every token goes; leave out {given}.")
-            micro_step_T, rank_T = assigned(assign, trace.T, G)
-            attention_MG = sum_cells(micro_step_T, rank_T, G, np.repeat(trace.seq_len_Q, trace.seq_len_Q))
-        else:
-            if tokens_per_rank is None:
-                raise InputError("from_trace needs tokens_per_rank, the budget of a micro-step per rank, or assign.")
-            packer = AsGiven() if packer is None else packer
-            with row_runner(num_threads):
-                micro_step_Q, rank_Q, dealt = deal(trace, packer, G, tokens_per_rank, seed, sample_group_Q, max_micro_steps)
-            micro_step_T, rank_T = np.repeat(micro_step_Q, trace.seq_len_Q), np.repeat(rank_Q, trace.seq_len_Q)
-            attention_MG = sum_cells(micro_step_Q, rank_Q, G, trace.seq_len_Q**2)
+        packer = AsGiven() if packer is None else packer
+        with row_runner(num_threads):
+            micro_step_Q, rank_Q, dealt = deal(trace, packer, G, tokens_per_rank, seed, sample_group_Q, max_micro_steps)
+        micro_step_T, rank_T = np.repeat(micro_step_Q, trace.seq_len_Q), np.repeat(rank_Q, trace.seq_len_Q)
+        attention_MG = sum_cells(micro_step_Q, rank_Q, G, trace.seq_len_Q**2)
         load_MLGE, unknown_ML = count_tokens(trace, micro_step_T, rank_T, G)
         return cls(
             load_MLGE=load_MLGE, tokens_MG=sum_cells(micro_step_T, rank_T, G), attention_MG=attention_MG, unknown_ML=unknown_ML,

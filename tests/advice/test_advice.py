@@ -83,7 +83,7 @@ def test_even_routing_takes_no_slot_and_is_told_so() -> None:
 def test_slots_that_do_not_fit_are_not_taken() -> None:
     problem = posed("gpt-oss-math-like")
     home = dataclasses.replace(problem, redundant=0)
-    peak = int(foremoe.problem.memory.peak_bytes(home, home.static()).max())
+    peak = int(foremoe.problem.rank_memory(home, home.static()).peak_G.max())
     full = dataclasses.replace(problem.cluster, memory_bytes=peak + 1)
     chosen = choose_slots(dataclasses.replace(problem, cluster=full))
     assert chosen.redundant == 0 and [option.fits for option in chosen.options] == [True, False]
@@ -106,7 +106,7 @@ def test_slots_come_first_and_recomputation_before_them_where_the_stage_does_not
     assert str(found) == f"{found.best.name}: {found.best.speedup - 1:.1%} more tokens per second ({found.best.cost})"
     assert {change.name for change in found.changes} >= {"R = 1", RECOMPUTE}
     again = next(change for change in found.changes if change.name == RECOMPUTE)
-    peak = int(foremoe.problem.memory.peak_bytes(again.case.problem, again.case.problem.static()).max())
+    peak = int(foremoe.problem.rank_memory(again.case.problem, again.case.problem.static()).peak_G.max())
     tight = dataclasses.replace(problem.cluster, memory_bytes=peak + 2**20)
     told = advise(dataclasses.replace(problem, cluster=tight))
     assert not told.fit.fits and str(told).startswith(f"{RECOMPUTE}: the stage does not fit without it")
@@ -115,7 +115,7 @@ def test_slots_come_first_and_recomputation_before_them_where_the_stage_does_not
 def test_what_takes_more_memory_is_not_advised_where_nothing_fits() -> None:
     problem = posed("mid")
     problem = dataclasses.replace(problem, schedule=dataclasses.replace(problem.schedule, reforward=True))
-    peak = int(foremoe.problem.memory.peak_bytes(problem, problem.static()).max())
+    peak = int(foremoe.problem.rank_memory(problem, problem.static()).peak_G.max())
     small = dataclasses.replace(problem, cluster=dataclasses.replace(problem.cluster, memory_bytes=peak // 2))
     told = advise(small)
     found = next(change for change in told.changes if change.name == DO_NOT_RECOMPUTE)
@@ -201,7 +201,7 @@ def test_a_pipeline_is_estimated_as_it_is_simulated(layers: int, pp: int) -> Non
 
 def test_no_layout_is_recommended_that_does_not_fit_and_one_that_does_is_a_cure() -> None:
     problem = posed("mid")
-    peak = int(foremoe.problem.memory.peak_bytes(problem, problem.static()).max())
+    peak = int(foremoe.problem.rank_memory(problem, problem.static()).peak_G.max())
     small = dataclasses.replace(problem, cluster=dataclasses.replace(problem.cluster, memory_bytes=peak // 8))
     quick = dataclasses.replace(small, cluster=dataclasses.replace(small.cluster, flops_per_s=2 * small.cluster.flops_per_s))
     roomy = dataclasses.replace(small, cluster=problem.cluster)

@@ -86,7 +86,6 @@ def test_tensors_that_numpy_cannot_read_are_refused(error: Exception) -> None:
     given: dict[str, Callable[[], Any]] = {
         "a": lambda: frozen_array(tensor, np.float32, "a"),
         "topk_TLK": lambda: RoutingTrace(topk_TLK=tensor, num_experts=8, seq_len_Q=[2]),
-        "weight_TLK": lambda: RoutingTrace(topk_TLK=topk_TLK, num_experts=8, seq_len_Q=[2], weight_TLK=tensor),
         "known_T": lambda: RoutingTrace(topk_TLK=topk_TLK, num_experts=8, seq_len_Q=[2], known_T=tensor),
         "indices": lambda: RoutingTrace(topk_TLK=topk_TLK, num_experts=8, seq_len_Q=[2]).sequences(tensor),
         "layers": lambda: layer_positions(tensor, 2),

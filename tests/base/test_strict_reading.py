@@ -278,8 +278,7 @@ def test_formats_that_numpy_lacks_are_named(tmp_path, dtype, size):
     path = stored(tmp_path / "t.safetensors", dtype, bytes(4 * size), [2, 2, 1])
     refused(RoutingTrace.load, path, match=f"topk_ids.*{dtype}")
     path = stored(tmp_path / "t.safetensors", dtype, bytes(4 * size), [2, 2, 1], "topk_weights")
-    refused(RoutingTrace.load, path, match=f"topk_weights.*{dtype}.*weights=False")
-    assert RoutingTrace.load(path, weights=False).T == 2
+    assert RoutingTrace.load(path).T == 2  # arrays with other names are not read
 
 
 @pytest.mark.parametrize(
@@ -316,7 +315,6 @@ def test_control_characters_of_a_file_reach_no_terminal(plan, tmp_path):
         assert found.exit_code == 0, found.stderr
         assert all(line.isprintable() for line in found.stdout.splitlines()), words
         assert "\\x1b" in found.stdout
-    assert all(line.isprintable() for line in plan.diff(Plan.load(path)).splitlines())
     assert str(InputError(red)).isprintable() and str(PlanError("x", red, red)).isprintable()
 
 

@@ -36,9 +36,9 @@ def cases(
     os.chdir(folder)
     case = ["t.npz", "--model", "tiny.toml", "--ranks", "4", "--tokens-per-rank", "25"]
     yield {
-        "inspect": ["t.npz"], "check": ["p", "--workload", "w"], "plan": case, "compare": [*case, "--solvers", "static"],
-        "simulate": [*case, "--solvers", "static"], "solvers": [], "doctor": [],
-        "report": ["--plan", "p", "t.npz", "-o", "r.html", "--solvers", "none"],
+        "inspect": ["t.npz"], "check": ["p", "--workload", "w"], "plan": case, "compare": [*case, "--planners", "static"],
+        "simulate": [*case, "--planners", "static"], "solvers": [], "doctor": [],
+        "report": ["--plan", "p", "t.npz", "-o", "r.html", "--planners", "none"],
     }  # fmt: skip
     os.chdir(before)
 

@@ -224,19 +224,11 @@ def test_a_library_that_sends_tokens_names_its_way(trace: str, dealing: list[str
     assert "'pairs', 'node'" in bad(["plan", trace, *dealing, "--dispatch", "x"])
 
 
-def test_planners_have_one_name_and_other_words_find_it(trace: str, dealing: list[str]) -> None:
-    for word in ("--planners", "--planner", "--solvers", "--strategy"):
-        assert good(["compare", trace, *dealing, f"{word}=static", "--csv"]).stdout.count("\n") == 2
-    for word in ("--planner", "--solvers", "--strategies"):
-        assert "skew: " in good(["plan", trace, *dealing, word, "static"]).stdout
-    assert "No such option" in bad(["inspect", trace, "--solvers", "static"])
-
-
 def test_a_command_or_preset_with_a_slip_is_guessed(trace: str, dealing: list[str]) -> None:
     assert "there is no command 'comapre'; did you mean 'compare'?" in bad(["comapre"])
     assert "did you mean 'foremoe'?" in bad(["compare", trace, *dealing, "--planners", "static,formoe"])
-    for command in ("plan", "compare"):
-        said = bad([command, trace, *dealing, "--planners", "eplb"])
+    for command, option in (("plan", "--planner"), ("compare", "--planners")):
+        said = bad([command, trace, *dealing, option, "eplb"])
         assert "did you mean 'eplb-history', 'eplb-step' or 'eplb-exact'?" in said
     assert "did you mean 'gpt-oss-20b'?" in bad(["compare", "--synthetic", "gpt-oss20b"])
     assert "did you mean '8xb200'?" in bad(["compare", "--synthetic", "gpt-oss-20b", "--cluster", "8xB20O"])

@@ -93,7 +93,7 @@ def changed_arrays(arrays: dict[str, np.ndarray], rng: Random) -> dict[str, np.n
     if how == 0:
         del arrays[name]
     elif how == 1:
-        new = rng.choice(["a", "known_T", "weight_TLK", "schedule.chunk_L", "schedule.block_L", "\x1b"])
+        new = rng.choice(["a", "known_T", "schedule.chunk_L", "schedule.block_L", "\x1b"])
         arrays[new] = arrays[name]
     elif how == 2:
         arrays[name], arrays[other] = arrays[other], arrays[name]
@@ -150,7 +150,6 @@ def sealed(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> dict[str, A
     names = {"topk": "topk_TLK", "seq_len": "seq_len_Q", "moe_layer": "moe_layer_L", "known": "known_T"}
     held = {short: arrays[name] for short, name in names.items() if name in arrays}
     header["content"] = digest({"num_experts": header.get("num_experts")}, held)
-    header["weights"] = digest({}, {"weight": arrays["weight_TLK"]}) if "weight_TLK" in arrays else None
     return {**header, "checksum": digest(header, {})}
 
 

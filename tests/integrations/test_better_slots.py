@@ -57,7 +57,7 @@ def test_nothing_is_said_where_seconds_were_not_asked_for_or_cannot_be_simulated
 
 def test_homes_are_named_where_slots_do_not_fit_and_moving_them_pays(caplog) -> None:  # type: ignore[no-untyped-def]
     roomy = problem_of("skew", 0)
-    peak = int(foremoe.problem.memory.peak_bytes(roomy, roomy.static()).max())
+    peak = int(foremoe.problem.rank_memory(roomy, roomy.static()).peak_G.max())
     problem = dataclasses.replace(roomy, cluster=dataclasses.replace(roomy.cluster, memory_bytes=peak + 1))
     choice = foremoe.choose_slots(problem)
     assert choice.redundant == 0 and not choice.options[-1].fits

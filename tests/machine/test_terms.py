@@ -5,12 +5,12 @@ import dataclasses
 import numpy as np
 import pytest
 
+from bench.published_runs import recompute_seconds
 from foremoe.base.errors import InputError
 from foremoe.machine.cluster import Cluster
 from foremoe.machine.elements import element_shares, pair_overhead_seconds, token_element_seconds
-from foremoe.machine.host import LAUNCHES, counted_layer_s, host_waits_s
+from foremoe.machine.host import host_waits_s
 from foremoe.machine.model import Model
-from foremoe.machine.recompute import recompute_seconds
 from foremoe.machine.tiles import padded_pairs
 from foremoe.machine.window import window_seconds
 
@@ -43,7 +43,6 @@ def test_every_term_of_the_window():
 
 
 def test_a_layer_takes_the_longer_of_host_and_device():
-    assert counted_layer_s(1e-5) == pytest.approx(LAUNCHES * 1e-5 / 3)
     waits = host_waits_s(1.0, np.array([2.0, 3.0, 9.0]), 3.0)
     assert waits == pytest.approx([1 / 3, 0.0, 0.0])
 
@@ -88,7 +87,7 @@ def test_recompute_runs_parts_of_the_forward_again():
     assert sum(element_shares(model)) < 1.0
 
     def again_s(*parts: str) -> float:
-        return float(recompute_seconds(model, cluster, parts, 100, 5000))
+        return recompute_seconds(model, cluster, parts, 100, 5000)
 
     assert again_s() == again_s("mla_up_proj") == 0.0
     assert again_s("core_attn") == pytest.approx(2 * (128 + 128) * 5000 / 1e12)

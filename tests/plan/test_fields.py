@@ -10,6 +10,7 @@ from field_mutations import FREE, changed, leaves, paths, replaced
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 from mutations import copying_plans
+from reference import dense_reference, run_reference
 
 from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError, PlanError
@@ -19,7 +20,6 @@ from foremoe.plan.transfers import TransferList
 from foremoe.planner.planner import Planner
 from foremoe.problem.placement import Stop
 from foremoe.problem.problem import Problem
-from foremoe.testing.reference import dense_reference, run_reference
 from foremoe.testing.samples import many_row_problem, random_sources
 from foremoe.workload.dealing import Dealt
 
@@ -108,7 +108,7 @@ def with_costs(plan: Plan, change: Callable[[Array], Array]) -> Plan:
 def swapped(transfers: TransferList) -> TransferList:
     order_C = np.arange(len(transfers))
     order_C[[0, 1]] = 1, 0
-    return transfers.take(order_C)
+    return transfers.cut(C=order_C)
 
 
 # Each was valid once; the last column says whether it takes the problem to see it.

@@ -48,7 +48,7 @@ def arrays_of(value):
 def test_no_array_of_a_plan_can_be_made_writable(plan, tmp_path):
     plan.save(tmp_path / "plan.safetensors")
     plan.check()
-    for one in (plan, Plan.load(tmp_path / "plan.safetensors"), plan.select([1, 2]), copy.deepcopy(plan)):
+    for one in (plan, Plan.load(tmp_path / "plan.safetensors"), copy.deepcopy(plan)):
         arrays = list(arrays_of(one))
         assert len(arrays) > 25
         for array in (*arrays, one.quota_NGS, one.expert_MLGS[:1]):
@@ -103,20 +103,8 @@ def test_tampered_newer_missing_and_foreign_files(plan, tmp_path):
         plan.save(tmp_path / "no" / "such" / "folder.safetensors")
 
 
-def test_select_join_and_diff(plan):
-    part = plan.select([3, 5])
-    part.check()
-    assert part.header.moe_layer_L.tolist() == [3, 5]
-    assert (part.expert_MLGS == plan.expert_MLGS[:, [3, 5]]).all()
-    assert plan.diff(plan) == "identical"
-    assert "different shapes" in plan.diff(part)
-    static = foremoe.Planner(rank=())
-    with pytest.raises(InputError, match="can be joined"):
-        Plan.join([plan, part])
-    with pytest.raises(InputError, match="distinct indices"):
-        plan.select([0, 0])
+def test_texts(plan):
     assert "replicas" in plan.summary() and "busiest rank" in plan.explain(1, 2)
     assert max(map(len, [*plan.summary().splitlines(), *plan.explain(1, 2).splitlines()[:3]])) <= 80
     with pytest.raises(InputError, match="does not exist"):
         plan.explain(2, 0)
-    assert static.rank == ()

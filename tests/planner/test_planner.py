@@ -1,4 +1,4 @@
-"""The planner: composition, guard, foresight, warm starts, progress, cancellation, streaming."""
+"""The planner: composition, guard, foresight, warm starts, progress, cancellation."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ from foremoe.solvers import (
     Quota,
     RankSolver,
     Search,
-    Static,
 )
 from foremoe.solvers.split import kernels as split_kernels
 
@@ -210,7 +209,7 @@ def test_homes_are_decided_over_all_stages_and_lower_the_static_skew():
     for num_threads in (1, 2):
         assert (Planner(home=home).homes(update, recompute, num_threads=num_threads) == home_LE).all()
     moved = dataclasses.replace(update, home_LE=home_LE)
-    before, after = (Planner(rank=(Static(),)).plan(p)[0].skew_ML.mean() for p in (update, moved))
+    before, after = (Planner(rank=()).plan(p)[0].skew_ML.mean() for p in (update, moved))
     assert after < before
     plan, _ = Planner().plan(moved)
     plan.check(moved)
@@ -232,7 +231,6 @@ def test_meeting_the_bound_is_a_proof():
     [
         lambda plan, problem: plan.explain("a", 0),
         lambda plan, problem: plan.explain(0, problem.L),
-        lambda plan, problem: plan.select([problem.L]),
         lambda plan, problem: foremoe.Schedule.accumulate(1.5),
         lambda plan, problem: foremoe.CostModel(overlap="a"),
         lambda plan, problem: Planner().plan(problem, num_threads=1.5),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-import numpy as np
 import pytest
 from planner_problems import problem_of
 
@@ -58,20 +57,3 @@ def test_counts_from_elsewhere_were_dealt_by_nobody_known():
     assert problem.dealt is None
     plan, _ = Planner(pack=ExpertAware()).plan(problem)
     assert plan.header.planner == repr(Planner(pack=AsGiven()))
-
-
-def test_a_stream_asks_for_homes_at_once():
-    problem = problem_of()
-    with pytest.raises(InputError, match="has no load to decide homes by; give home_LE"):
-        foremoe.PlanStream(Planner(home=Anneal()), problem.cluster)
-    home_LE = Planner(home=Anneal()).homes(problem)
-    work = foremoe.Workload.from_counts(
-        np.broadcast_to(problem.load_MLE[:, :, None] // problem.G, (problem.M, problem.L, problem.G, problem.E)),
-        num_topk=problem.model.num_topk, moe_layer_L=problem.moe_layer_L,
-    )  # fmt: skip
-    with foremoe.PlanStream(Planner(home=Anneal()), problem.cluster, home_LE=home_LE, model=problem.model) as stream:
-        stream.add(work[:1])
-        stream.add(work[1:])
-        plan, _ = stream.finish()
-    whole, _ = Planner(home=Anneal()).plan(stream.problem)
-    assert plan.same_as(whole) and plan.header.planner == whole.header.planner == repr(Planner(home=Anneal()))

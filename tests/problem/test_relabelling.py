@@ -11,7 +11,7 @@ from mutations import copying_plans, mutated
 from foremoe.base.arrays import Array
 from foremoe.plan.plan import Plan
 from foremoe.problem.bounds import load_bound, row_bound
-from foremoe.problem.memory import peak_bytes
+from foremoe.problem.memory import rank_memory
 from foremoe.problem.placement import Placement
 from foremoe.problem.pricing import price, row_objective
 from foremoe.problem.problem import Problem
@@ -108,7 +108,7 @@ def test_renaming_experts_changes_no_price(data: st.DataObject) -> None:
     other = rename_experts(problem, new_E)
     moved = Placement(expert_NGS=renamed(placement.expert_NGS, new_E), quota_NGS=placement.quota_NGS)
     assert_same_price(problem, placement, other, moved)
-    assert (peak_bytes(problem, placement) == peak_bytes(other, moved)).all()
+    assert (rank_memory(problem, placement).peak_G == rank_memory(other, moved).peak_G).all()
 
 
 @given(st.data())
@@ -123,8 +123,8 @@ def test_renaming_ranks_changes_no_price(data: st.DataObject) -> None:
     assert np.ptp(np.bincount(other.cluster.node_of_rank_G)) == 0
     moved = Placement(expert_NGS=permuted(placement.expert_NGS, new_G, 1), quota_NGS=permuted(placement.quotas_NGS, new_G, 1))
     assert_same_price(problem, placement, other, moved)
-    peak_G = peak_bytes(problem, placement)
-    assert (permuted(peak_G, new_G, 0) == peak_bytes(other, moved)).all()
+    peak_G = rank_memory(problem, placement).peak_G
+    assert (permuted(peak_G, new_G, 0) == rank_memory(other, moved).peak_G).all()
 
 
 @pytest.mark.parametrize("broken", [False, True])
@@ -157,7 +157,7 @@ def test_renaming_ranks_changes_no_verdict(broken: bool, data: st.DataObject) ->
 
 def in_order(plan: Plan) -> Plan:
     t = plan.transfers
-    return dataclasses.replace(plan, transfers=t.take(np.lexsort((t.slot_C, t.dst_C, t.need_C))))
+    return dataclasses.replace(plan, transfers=t.cut(C=np.lexsort((t.slot_C, t.dst_C, t.need_C))))
 
 
 def laws_of(plan: Plan, problem: Problem) -> set[str]:

@@ -114,14 +114,6 @@ def test_a_range_keeps_the_order_of_what_is_left(data: st.DataObject) -> None:
     assert schedule[0:M].same_as(schedule)
 
 
-@given(st.data())
-def test_joining_the_ranges_of_an_accumulation_gives_it_back(data: st.DataObject) -> None:
-    M, cut = data.draw(st.integers(2, 6)), data.draw(st.integers(1, 5))
-    schedule = Schedule.accumulate(M, data.draw(st.booleans()))
-    cut = min(cut, M - 1)
-    assert Schedule.join([schedule[:cut], schedule[cut:]]).same_as(schedule)
-
-
 @pytest.mark.parametrize(
     ("text", "schedule"),
     [
@@ -169,7 +161,6 @@ def make(micro_step: list[int], phase: list[int], chunk: list[int] | None = None
         (lambda: Schedule.parse("forward+reforward", 2), "is not a valid schedule"),
         (lambda: Schedule.parse("1f1b:2", 2), "is not a valid schedule"),
         (lambda: Schedule.parse("gpipe", 2), "is not a valid schedule"),
-        (lambda: Schedule.join([Schedule.accumulate(1), Schedule.accumulate(1, True)]), "cannot be joined"),
     ],
 )
 def test_bad_input_is_one_sentence(build, sentence: str) -> None:

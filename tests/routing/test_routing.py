@@ -21,14 +21,12 @@ DATA = pathlib.Path(__file__).resolve().parents[2].parent / "shared" / "data"
 SUFFIXES = (".npz", ".safetensors")
 
 
-def make_trace(seed=0, seq_len=(3, 1, 4), L=2, K=2, E=6, unknown=0.0, weights=False, **fields):
+def make_trace(seed=0, seq_len=(3, 1, 4), L=2, K=2, E=6, unknown=0.0, **fields):
     rng = np.random.default_rng(seed)
     T = sum(seq_len)
     topk = np.argsort(rng.random((T, L, E)), axis=2)[:, :, :K]
     if unknown:
         fields["known_T"] = rng.random(T) >= unknown
-    if weights:
-        fields["weight_TLK"] = rng.random((T, L, K)).astype(np.float16)
     return RoutingTrace(topk_TLK=topk, num_experts=E, seq_len_Q=seq_len, **fields)
 
 
@@ -42,7 +40,6 @@ def traces(draw):
         K=draw(st.integers(1, min(E, 4))),
         E=E,
         unknown=draw(st.sampled_from([0.0, 0.4, 1.0])),
-        weights=draw(st.booleans()),
         model=draw(st.sampled_from([None, "my model"])),
         source=draw(st.sampled_from(["", "Zürich, \u201crun\u201d 3"])),
     )
@@ -140,8 +137,6 @@ def test_fields_are_canonical_and_read_only():
         ({"moe_layer_L": [3]}, "shape"),
         ({"moe_layer_L": [3, 3]}, "distinct"),
         ({"moe_layer_L": [-1, 3]}, "distinct"),
-        ({"weight_TLK": np.ones((8, 2, 1))}, "shape"),
-        ({"weight_TLK": np.full((8, 2, 2), np.nan)}, "NaN"),
         ({"model": 3}, "model must be text"),
         ({"source": None}, "source must be text"),
         ({"model": "gpt-oss-20b"}, "top-4 of 32 experts but the data is top-2 of 6"),
@@ -170,12 +165,11 @@ def test_save_then_load_is_identity_and_bytes_repeat(trace, suffix, tmp_path):
     back.save(tmp_path / f"again{suffix}")
     assert (tmp_path / f"again{suffix}").read_bytes() == path.read_bytes()
     assert not list(tmp_path.glob("*.part"))
-    assert RoutingTrace.load(path, weights=False).weight_TLK is None
 
 
 def test_the_id_is_a_hash_of_what_decides_loads():
     trace = make_trace()
-    assert trace.id == make_trace(source="elsewhere", weights=False).id == trace.content_hash() and len(trace.id) == 32
+    assert trace.id == make_trace(source="elsewhere").id == trace.content_hash() and len(trace.id) == 32
     others = [make_trace(seed=1), make_trace(E=7), make_trace(seq_len=(4, 4)), make_trace(moe_layer_L=[4, 5])]
     others.append(make_trace(known_T=np.arange(8) > 0))
     assert len({t.id for t in [trace, *others]}) == 6
@@ -183,13 +177,12 @@ def test_the_id_is_a_hash_of_what_decides_loads():
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-@pytest.mark.parametrize("weight_name", ["topk_probs", "topk_weights"])
-def test_public_array_names(tmp_path, suffix, weight_name):
-    trace = make_trace(weights=True)
+def test_public_array_names(tmp_path, suffix):
+    trace = make_trace()
     arrays = {
         "topk_ids": np.array(trace.topk_TLK),
         "seq_len": np.array([3, 1, 4], np.int32),
-        weight_name: np.array(trace.weight_TLK),
+        "topk_weights": np.full(trace.topk_TLK.shape, 0.5, np.float16),  # not read
     }
     write = np.savez_compressed if suffix == ".npz" else lambda p, **a: save_file(a, p)
     extra = {"dataset": np.array(["a", "b"])} if suffix == ".npz" else {}
@@ -198,7 +191,7 @@ def test_public_array_names(tmp_path, suffix, weight_name):
     with pytest.raises(InputError, match=r"does not state the number of experts; pass num_experts="):
         RoutingTrace.load(path)
     back = RoutingTrace.load(path, num_experts=6)
-    assert back.source == path.name and back.id == trace.id and (back.weight_TLK == trace.weight_TLK).all()
+    assert back.source == path.name and back.id == trace.id
     write(path, **arrays, num_experts=np.array([6]))
     assert RoutingTrace.load(str(path), model="mine").model == "mine"
     with pytest.raises(InputError, match=r"given twice and differs .*; correct the num_experts\."):
@@ -265,7 +258,7 @@ def test_files_that_are_no_trace(tmp_path):
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_truncated_and_changed_files(tmp_path, suffix):
-    trace = make_trace(seq_len=(30, 20), weights=True, source="a run")
+    trace = make_trace(seq_len=(30, 20), source="a run")
     path = tmp_path / f"t{suffix}"
     trace.save(path)
     whole = path.read_bytes()
@@ -274,11 +267,9 @@ def test_truncated_and_changed_files(tmp_path, suffix):
         with pytest.raises(InputError, match="truncated or damaged"):
             RoutingTrace.load(path)
     first, second = trace.topk_TLK[:1].tobytes(), trace.topk_TLK[1:2].tobytes()
-    weight = trace.weight_TLK[:1].tobytes()
     text = "utf-32-le" if suffix == ".npz" else "ascii"
     changes = {
         "two tokens swapped, still valid routing": (first + second, second + first),
-        "a weight": (weight, weight[::-1]),
         "the source": ("a run".encode(text), "a fun".encode(text)),
     }
     for what, (old, new) in changes.items():
@@ -320,9 +311,9 @@ def test_single_sequences_concatenate_to_the_whole(trace):
 
 
 def test_concat_and_sequences_refuse_what_does_not_fit():
-    trace = make_trace(model="a", weights=True)
+    trace = make_trace(model="a")
     both = RoutingTrace.concat([trace, make_trace(seed=1, model="b", source="x")])
-    assert both.Q == 6 and both.model is None and both.weight_TLK is None and both.source == "x"
+    assert both.Q == 6 and both.model is None and both.source == "x"
     for other in (make_trace(L=3), make_trace(K=1), make_trace(E=7)):
         with pytest.raises(InputError, match="concatenate traces of one model"):
             RoutingTrace.concat([trace, other])
@@ -338,7 +329,7 @@ def test_concat_and_sequences_refuse_what_does_not_fit():
 @pytest.mark.shared
 @pytest.mark.skipif(not DATA.is_dir(), reason=f"no recorded traces at {DATA}")
 def test_recorded_traces_load():
-    gpt = RoutingTrace.load(DATA / "gpt_oss_20b_decode.npz", model="gpt-oss-20b", weights=False)
+    gpt = RoutingTrace.load(DATA / "gpt_oss_20b_decode.npz", model="gpt-oss-20b")
     assert (gpt.T, gpt.L, gpt.K, gpt.Q, gpt.num_experts) == (215438, 24, 4, 703, 32)
     tasks = [RoutingTrace.load(p, model="deepseek-v2-lite") for p in sorted(DATA.glob("esft_*.npz"))]
-    assert RoutingTrace.concat(tasks).Q == 213 and tasks[0].moe_layer_L[0] == 1 and tasks[0].weight_TLK is not None
+    assert RoutingTrace.concat(tasks).Q == 213 and tasks[0].moe_layer_L[0] == 1

@@ -9,9 +9,13 @@ from hypothesis import strategies as st
 from profiles import examples
 
 import foremoe
-from foremoe.simulate import pipeline_problems, plan_pipeline, simulate, simulate_pipeline
+from foremoe.simulate import PipelineRank, pipeline_problems, simulate, simulate_pipeline
 
 STATIC = foremoe.Planner(rank=())
+
+
+def plan_pipeline(problem: foremoe.Problem, planner: foremoe.Planner, pp: int, vpp: int = 1) -> list[PipelineRank]:
+    return [PipelineRank(problem=one, plan=planner.plan(one)[0]) for one in pipeline_problems(problem, pp, vpp)]
 
 
 def even(num_micro_steps=6, num_layers=8, *, reforward=False):

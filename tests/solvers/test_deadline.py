@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 from hypothesis import given, note, target
 from hypothesis import strategies as st
+from reference import dense_reference, run_reference
 from solver_util import make_problem
 
 from foremoe.plan.links import choose_links
@@ -17,7 +18,6 @@ from foremoe.problem.placement import Placement
 from foremoe.problem.schedule import Phase
 from foremoe.solvers.path.deadline import Deadline
 from foremoe.testing import describe, placements, problems
-from foremoe.testing.reference import dense_reference, run_reference
 from foremoe.testing.samples import random_sources
 
 PROBLEMS = problems(min_ranks=2, min_redundant=1)
@@ -193,8 +193,8 @@ def test_copies_given_out_of_order_get_the_same_paths(data):
     transfers = copies_of(problem, data.draw(placements(problem)))
     # Whole uses change places; inside a use the order is part of the question.
     order_C = np.argsort(-transfers.need_C, kind="stable")
-    there, here = Deadline().solve(problem, transfers.take(order_C)), Deadline().solve(problem, transfers)
-    assert there.same_as(here.take(order_C))
+    there, here = Deadline().solve(problem, transfers.cut(C=order_C)), Deadline().solve(problem, transfers)
+    assert there.same_as(here.cut(C=order_C))
 
 
 @given(st.data())
@@ -279,4 +279,4 @@ def test_without_relays_nothing_has_changed_its_name():
 def test_no_copies_are_no_problem():
     problem, transfers = fan_out(4, peer_bytes_per_s=4e9, host_bytes_per_s=1e9)
     for relay in (False, True):
-        assert len(Deadline(relay=relay).solve(problem, transfers.take(np.zeros(0, np.int64)))) == 0
+        assert len(Deadline(relay=relay).solve(problem, transfers.cut(C=np.zeros(0, np.int64)))) == 0

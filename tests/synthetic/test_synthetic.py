@@ -324,7 +324,7 @@ def test_recorded_statistics(regime):
     names = (
         ["gpt_oss_20b_decode"] if regime == "gpt-oss-like" else [f"esft_{n}" for n in ("intent", "law", "summary", "translation")]
     )
-    parts = [RoutingTrace.load(DATA / f"{name}.npz", model=LIKE[regime]["model"], weights=False) for name in names]
+    parts = [RoutingTrace.load(DATA / f"{name}.npz", model=LIKE[regime]["model"]) for name in names]
     trace = RoutingTrace.concat(parts)
     assert LIKE[regime]["num_sequences"] == trace.Q and abs(trace.T / trace.Q - LIKE[regime]["mean_length"]) < 1
     for ranks in (8, 16):

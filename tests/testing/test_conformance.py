@@ -138,7 +138,7 @@ class AllFromRankZero(PathSolver):
 @dataclasses.dataclass(frozen=True)
 class LeavesOneOut(PathSolver):
     def solve(self, problem: Problem, transfers: TransferList) -> TransferList:
-        return transfers.take(np.arange(len(transfers)) > 0)
+        return transfers.cut(C=np.arange(len(transfers)) > 0)
 
 
 @pytest.mark.filterwarnings("ignore:overflow")

@@ -15,6 +15,7 @@ from foremoe.routing.readers import sglang, vllm
 from foremoe.routing.readers.sequences import Routed
 from foremoe.routing.trace import RoutingTrace
 from foremoe.workload import count_workload, from_routed_experts
+from foremoe.workload.dealing import count_tokens, sum_cells
 from foremoe.workload.workload import Workload
 
 LAYOUTS = "CFr>nft" if torch else "CFr>nf"
@@ -103,8 +104,19 @@ def test_sglang_segments_of_one_sequence(routing, data):
     assert longer.seq_len_Q.tolist() == [T]
     work, _ = count_workload(items, num_ranks=1, micro_step_Q=[0, 1], rank_Q=[0, 0], **options)
     assume(known_T[:total].any())  # a trace without routing is refused
-    want = Workload.from_trace(found[0], num_ranks=1, assign=(np.repeat([0, 1], total), np.zeros(2 * total, int)))
+    want = assigned(found[0], 1, np.repeat([0, 1], total), np.zeros(2 * total, int))
     assert (work.load_MLGE == want.load_MLGE).all() and (work.unknown_ML == want.unknown_ML).all()
+
+
+def assigned(trace, num_ranks, micro_step_T, rank_T):
+    """The workload of a trace, given the micro-step and the rank of every token."""
+    places = micro_step_T.astype(np.int32), rank_T.astype(np.int32)
+    load_MLGE, unknown_ML = count_tokens(trace, *places, num_ranks)
+    attention_MG = sum_cells(*places, num_ranks, np.repeat(trace.seq_len_Q, trace.seq_len_Q))
+    return Workload(
+        load_MLGE=load_MLGE, tokens_MG=sum_cells(*places, num_ranks), attention_MG=attention_MG, unknown_ML=unknown_ML,
+        num_topk=trace.K, stage="update", model=trace.model, moe_layer_L=trace.moe_layer_L, trace_id=trace.id,
+    )  # fmt: skip
 
 
 @given(routings(), st.booleans())
@@ -276,7 +288,7 @@ def test_counts_are_those_of_the_trace(drawn, random):
     micro_step_Q, rank_Q = [min(q // 2, 1) for q in range(len(seqs))], [random.randrange(3) for _ in seqs]
     trace, read = from_routed_experts(payloads, **options)
     assume(trace.known_T is None or trace.known_T.any())  # a trace without routing is refused
-    want = Workload.from_trace(trace, num_ranks=3, assign=(np.repeat(micro_step_Q, lengths), np.repeat(rank_Q, lengths)))
+    want = assigned(trace, 3, np.repeat(micro_step_Q, lengths), np.repeat(rank_Q, lengths))
     got, counted = count_workload(payloads, num_ranks=3, micro_step_Q=micro_step_Q, rank_Q=rank_Q, **options)
     assert read == counted
     for name in ("load_MLGE", "tokens_MG", "attention_MG", "unknown_ML", "moe_layer_L"):
@@ -285,7 +297,7 @@ def test_counts_are_those_of_the_trace(drawn, random):
     ranges = [(q, t, t + 1, micro_step_Q[q], (rank_Q[q] + t) % 3) for q, n in enumerate(lengths) for t in range(n)]
     random.shuffle(ranges)
     split, _ = count_workload(payloads, num_ranks=3, range_X5=ranges, **options)
-    want = Workload.from_trace(trace, num_ranks=3, assign=tuple(np.array([r[i] for r in sorted(ranges)]) for i in (3, 4)))
+    want = assigned(trace, 3, *(np.array([r[i] for r in sorted(ranges)]) for i in (3, 4)))
     assert (split.load_MLGE == want.load_MLGE).all() and (split.tokens_MG == want.tokens_MG).all()
     assert (split.attention_MG == want.attention_MG).all() and (split.unknown_ML == want.unknown_ML).all()
 
