@@ -35,6 +35,7 @@ RUN_BY = {
     "transfer.collective.Collective.open": "ranks",
     "transfer.cupy_peer.CupyPeer.open": "ranks",
     "transfer.cupy_peer.cuda_runtime": "ranks",
+    "transfer.host_store.HostStore.read": "ranks",
     "transfer.host_store.HostStore.write": "ranks",
     "transfer.pinned_host.PinnedHost.open": "ranks",
     "transfer.staging.require_on_gpu": "transfer",

@@ -8,6 +8,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch._compile import _disable_dynamo
 
 from foremoe.base.arrays import Array, ArrayValue, array
 from foremoe.base.errors import InputError, TransferError
@@ -67,7 +68,8 @@ class Runtime:
 
     All ranks of the group must run the same passes in the same order. The n-th forward pass of a layer in a stage belongs to the
     n-th micro-step that the plan's schedule has for this layer. The same holds for backward passes. Layers may be checkpointed
-    with either variant of ``torch.utils.checkpoint``, one by one or in the blocks of ``Schedule.block_L``.
+    with either variant of ``torch.utils.checkpoint``, one by one or in the blocks of ``Schedule.block_L``. A model that calls
+    `moe` may be compiled. ``torch.compile`` then breaks the graph at this call and does not compile the layer.
 
     After a `TransferError`, only `close` may be called. A runtime that is used as a context manager closes at the end of the
     block. If an exception leaves the block, the runtime reports it to the other ranks, so that they do not wait for this rank.
@@ -128,6 +130,7 @@ class Runtime:
         self._require_idle()
         self._start(HomeStage(self.bank))
 
+    @_disable_dynamo  # exchanges, reads by the host and borrowed weights cannot be traced
     def moe(self, layer: int, x_TH: torch.Tensor, topk_TK: torch.Tensor, weight_TK: torch.Tensor) -> torch.Tensor:
         """Computes a layer's experts: ``y[t] = sum over k of weight[t, k] * expert topk[t, k] (x[t])``.
 

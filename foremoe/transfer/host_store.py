@@ -23,6 +23,8 @@ _ALIGN_BYTES = 4096  # places begin on page boundaries, so that writers do not s
 _PORTABLE = 1  # cudaHostRegisterPortable, page-locked for every GPU of this process
 _BEGUN, _DONE, _MARK = range(3)  # stamps of a place
 _MARKED_BYTES = 256
+# Largest copy to a GPU, which has one engine for copies from the host. Copies of other streams run only between two copies.
+_COPY_BYTES = 4 << 20
 _lock = threading.Lock()
 
 
@@ -107,11 +109,14 @@ class HostStore:
     def read(self, key: Key, tensors: Tensors) -> int:
         """Copies an entry into tensors, and returns the version that was complete before the copy.
 
-        On a GPU, the copy is queued on the current stream. Call `check` after the copy to learn whether this version has arrived.
+        On a GPU, the copy is queued on the current stream, in parts of at most `_COPY_BYTES`. Call `check` after the copy to
+        learn whether this version has arrived.
         """
         parts, found = self._parts(key, tensors), self.version(key)
         for stored, tensor in zip(parts, tensors, strict=True):
-            as_bytes(tensor).copy_(stored, non_blocking=True)
+            most = _COPY_BYTES if tensor.is_cuda else max(tensor.nbytes, 1)
+            for there, here in zip(as_bytes(tensor).split(most), stored.split(most), strict=True):
+                there.copy_(here, non_blocking=True)
         return found
 
     def check(self, key: Key, found: int, version: int) -> None:

@@ -13,7 +13,7 @@ from foremoe.base.errors import InputError
 from foremoe.planner.comparison import compare
 from foremoe.planner.strategies import STRATEGIES
 from foremoe.simulate import System, simulate_systems
-from foremoe.solvers import Echo, ExactSplit, Feplb, Greedy, LeastLoaded, Lplb, MoonEp, Quota, Static, Taot
+from foremoe.solvers import Echo, ExactSplit, Feplb, Greedy, LeastLoaded, Lplb, MoonEp, Quota, Taot
 from foremoe.synthetic.counts import synthetic_workload
 
 SOLVERS = {
@@ -108,11 +108,6 @@ def test_a_rank_of_moon_ep_receives_from_one_home_rank_of_its_node(problem):
         for g in range(problem.G):
             sources = {home_of[e] for rank, e in row if rank == g} - {g}
             assert len(sources) <= 1 and all(node_G[home] == node_G[g] for home in sources)
-
-
-@given(problem=problems())
-def test_static_serves_everything_at_home(problem):
-    assert Static().solve(problem, problem.static()).same_as(problem.static())
 
 
 def solved(solver, load_MLE, node_G, redundant, **options):

@@ -2,6 +2,8 @@
 
 Messages of one `start` go side by side, behind what the current stream had been given and behind this rank's earlier groups. A
 message moves when both ends have come to it, and lands when somebody waits for it. The host never waits.
+
+`LateNccl` is a transfer backend. `OverNccl` is a group of threads, which foremoe takes for processes whose tensors NCCL sends.
 """
 
 import threading
@@ -9,10 +11,13 @@ from collections import defaultdict
 
 import pretend_gpu
 import torch
+import torch.distributed as dist
 from pretend_gpu import PretendStream, gpu
 
+from foremoe.distributed import private
+from foremoe.distributed.group import ThreadGroup, TorchGroup
 from foremoe.plan.transfers import Link
-from foremoe.transfer.base import TransferBackend
+from foremoe.transfer.base import Copy, TransferBackend
 
 _LIMIT_S = 20.0
 
@@ -93,3 +98,62 @@ class LateNccl(TransferBackend):
 
     def close(self):
         self.group.synchronize()
+
+
+class Exchanges(LateNccl):
+    """What foremoe asks of torch's NCCL: exchanges that the current stream waits for when it is told to."""
+
+    def __init__(self, group):
+        self.rank, self.size = group.rank, group.size
+        self.open(group.rank, group, None)
+
+    def alltoall_base(self, received, sent, num_received_G, num_sent_G, options=None):
+        ends = [(g, self.rank, None, [part]) for g, part in enumerate(received.split(num_received_G))]
+        ends += [(self.rank, g, [part], None) for g, part in enumerate(sent.split(num_sent_G))]
+        handle = self.start([Copy(src * self.size + dst, 0, 0, src, dst, *tensors) for src, dst, *tensors in ends])
+        return Work(lambda: self.wait(handle, _LIMIT_S))
+
+    def abort(self):
+        self.close()
+
+
+class Work:
+    def __init__(self, wait):
+        self.wait = wait
+
+
+class OverNccl(TorchGroup):
+    """A TorchGroup of threads: exchanges are late, and the rest is the threads' own."""
+
+    _on_gloo = False
+
+    def __init__(self, threads):
+        self.rank, self.size, self.timeout_s, self.threads = threads.rank, threads.size, threads.timeout_s, threads
+        self.process_group = Exchanges(threads)
+
+    def gather(self, value):
+        return self.threads.gather(value)
+
+    def report(self, message):
+        self.threads.report(message)
+
+
+class PrivateOverNccl(OverNccl, private._PrivateGroup):
+    """The group of the thread that fills host stores."""
+
+    def __init__(self, parent, on_gpu):
+        assert on_gpu, "between nodes, NCCL"
+        super().__init__(parent.gather(ThreadGroup.of(parent.size, timeout_s=parent.timeout_s))[0][parent.rank])
+        self._link, self._control = self.process_group, None
+
+
+def install(monkeypatch):
+    """Puts the pretended NCCL in place of torch's."""
+
+    def exchange(received, sent, num_received_G, num_sent_G, group, async_op=False):
+        work = group.alltoall_base(received, sent, num_received_G, num_sent_G)
+        return work if async_op else work.wait()
+
+    monkeypatch.setattr(dist, "all_to_all_single", exchange)
+    monkeypatch.setattr(dist, "get_backend_config", lambda process_group: "cpu:gloo,cuda:nccl")
+    monkeypatch.setattr(private, "_PrivateGroup", PrivateOverNccl)

@@ -29,7 +29,7 @@ class PretendGpu:
 
     def __init__(self, order):
         self.order, self.streams, self.default, self.seconds, self.copies_left = order, {}, {}, Counter(), 10**9
-        self.cudart, self.runtime, self.blocks = PretendCudart(), PretendRuntime(), {}
+        self.cudart, self.runtime, self.blocks, self.copied_bytes = PretendCudart(), PretendRuntime(), {}, []
 
     def stream(self):
         rank, current = _rank(), getattr(_here, "current", ())
@@ -168,9 +168,13 @@ class PretendTensor(torch.Tensor):
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
         kwargs, name = kwargs or {}, getattr(func, "__name__", "")
+        if name == "to" and cls.device in args:
+            return args[0]
         if name in ("cpu", "to"):
             gpu.stream().synchronize()
             return raw(args[0]).clone()
+        if name == "cat":
+            return cls._cat([raw(part) for part in args[0]])
         if name not in cls.later:
             return super().__torch_function__(func, types, args, kwargs)
         given = [raw(value) if isinstance(value, torch.Tensor) else value for value in args]
@@ -181,15 +185,24 @@ class PretendTensor(torch.Tensor):
             with torch.no_grad():
                 func(*given, **kwargs)
 
+        if name == "copy_":
+            gpu.copied_bytes.append(args[0].nbytes)
         gpu.stream().put(gpu.copying(work) if name == "copy_" else work)
         if host and not non_blocking:
             gpu.stream().synchronize()
         return args[0]
 
+    @staticmethod
+    def _cat(parts):
+        (out,) = on_gpu([torch.cat(parts)])
+        raw(out).fill_(7)
+        gpu.stream().put(lambda: torch.cat(parts, out=raw(out)))
+        return out
+
 
 def raw(tensor):
     """The memory itself, whatever is queued."""
-    return tensor.as_subclass(torch.Tensor)
+    return getattr(tensor, "memory", tensor).as_subclass(torch.Tensor)
 
 
 def on_gpu(tensors):
@@ -267,11 +280,20 @@ class PretendMemory(transfer_cases.Memory):
 
 
 gpu = PretendGpu("late")
+_empty = torch.empty
+
+
+def empty(*size, device=None, **options):
+    """Memory of the device holds what nobody expects."""
+    if torch.device(device or "cpu").type != "cuda":
+        return _empty(*size, device=device, **options)
+    return on_gpu([_empty(*size, **options).fill_(7)])[0]
 
 
 def install(monkeypatch, order="late"):
     """Puts the pretend GPU in place of torch.cuda."""
     gpu.__init__(order)
+    monkeypatch.setattr(torch, "empty", empty)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "synchronize", gpu.synchronize)

@@ -12,7 +12,7 @@ from pretend_gpu import PretendEvent, on_gpu, raw
 from foremoe.base.errors import InputError, StaleWeights, TransferError
 from foremoe.testing.ranks import run_threads
 from foremoe.testing.transfer_tests import TransferTests
-from foremoe.transfer import pinned_host
+from foremoe.transfer import host_store, pinned_host
 from foremoe.transfer.base import HOST, Copy, Entry
 from foremoe.transfer.host_store import HostStore
 from foremoe.transfer.pinned_host import PinnedHost
@@ -226,6 +226,35 @@ def test_on_a_gpu_stores_are_page_locked_and_copies_waited_for(gpu):
             backend.publish([Entry(0, 0, 0, 0)], 1)
         backend.close()
         assert not cudart.locked
+
+    run_threads(rank, 1)
+
+
+class Odd(ExpertsOnGpu):
+    """Every byte is another one, and sizes are odd."""
+
+    sizes = (97, 0, 41)
+
+    def home(self, layer, expert):
+        return on_gpu(torch.arange(n, dtype=torch.uint8) + n for n in self.sizes)
+
+
+@pytest.mark.parametrize("most", [1, 8, 41, 97, 1 << 20])
+def test_a_gpu_pulls_in_parts_between_which_other_streams_copy(gpu, most, monkeypatch):
+    monkeypatch.setattr(host_store, "_COPY_BYTES", most)
+
+    def rank(group):
+        backend, buffers = PinnedHost(), Odd()
+        backend.open(0, group, buffers)
+        backend.publish([Entry(0, 0, 0, 0)], 1)
+        backend.finish()
+        gpu.copied_bytes.clear()
+        dst = on_gpu(torch.zeros(n, dtype=torch.uint8) for n in Odd.sizes)
+        backend.wait(backend.start([Copy(0, 0, 0, HOST, 0, None, dst)]), 1.0)
+        torch.cuda.current_stream().synchronize()
+        assert all(torch.equal(raw(mine), raw(home)) for mine, home in zip(dst, buffers.home(0, 0), strict=True))
+        assert max(gpu.copied_bytes) <= most and sum(gpu.copied_bytes) == sum(Odd.sizes)
+        backend.close()
 
     run_threads(rank, 1)
 

@@ -1,17 +1,20 @@
-"""Stages over a pretended NCCL whose messages move as late as they may: weights, relays and gradients are right all the same."""
+"""Stages over a pretended NCCL as late as it may be: weights, relays, host stores and gradients are right all the same."""
 
 import dataclasses
 import functools
 import time
+from functools import partial
 
+import late_nccl
 import numpy as np
 import pretend_gpu
 import pytest
 import torch
 from engine_util import a_plan, expected_grads, gradient, values
-from late_nccl import LateNccl
+from late_nccl import LateNccl, OverNccl
 from pretend_gpu import gpu, raw
 from relayed_plans import with_relays
+from test_faults import by_host
 from test_order_on_a_gpu import OnGpu
 from test_relays import everywhere, num_relays
 
@@ -19,6 +22,7 @@ from foremoe.problem.schedule import Phase
 from foremoe.testing.ranks import run_threads
 from foremoe.transfer.cupy_peer import CupyPeer
 from foremoe.transfer.engine import Engine
+from foremoe.transfer.pinned_host import PinnedHost
 
 STAGES = 3
 
@@ -26,6 +30,7 @@ STAGES = 3
 @pytest.fixture(params=["late", "early"], autouse=True)
 def order(request, monkeypatch):
     pretend_gpu.install(monkeypatch, request.param)
+    late_nccl.install(monkeypatch)
     monkeypatch.setattr(CupyPeer, "requires", ())
     return request.param
 
@@ -81,7 +86,7 @@ def stage(group, plan, backends, options, slow=None):
         for (layer, e), tensors in buffers.homes.items():  # weights move, and others write where they were
             for old in tensors:
                 raw(old).fill_(float("nan"))
-            buffers.homes[layer, e] = list(map(gpu.allocate, values(layer, e, version + 1, buffers.dtype)))
+            buffers.homes[layer, e] = [stepped(new) for new in values(layer, e, version + 1, buffers.dtype)]
     torch.cuda.synchronize()
     group.barrier()
     engine.close()
@@ -93,6 +98,13 @@ def stage(group, plan, backends, options, slow=None):
     return wrong
 
 
+def stepped(weight):
+    """Memory to which a queued kernel of the optimizer writes."""
+    new = gpu.allocate(torch.full_like(weight, float("nan")))
+    gpu.stream().put(lambda: raw(new).data.copy_(weight))  # only a kernel's launch counts as a write to the weights
+    return new
+
+
 CASES = [(case, {}) for case in ("one buffer", "three buffers", "buffers for all", "relays", "relays between nodes")]
 CASES += [(case, options) for options in ({"prefetch": 0}, {"return_bytes": 1}) for case in ("three buffers", "relays")]
 
@@ -102,6 +114,18 @@ CASES += [(case, options) for options in ({"prefetch": 0}, {"return_bytes": 1}) 
 def test_weights_relays_and_gradients_are_right(case, backends, options):
     plan = plans()[case]
     assert [wrong for rank in run_threads(stage, plan.G, plan, backends, options) for wrong in rank] == []
+
+
+@pytest.mark.parametrize("options", [{}, {"prefetch": 0}], ids=repr)
+@pytest.mark.parametrize("node_G", [(0, 0, 1, 1), (0, 1, 0, 1)], ids=repr)
+def test_host_stores_between_nodes_hold_right_weights(node_G, options):
+    """Gradients go home by messages beside the exchanges that fill the stores."""
+    plan = by_host(a_plan(ranks=4))
+
+    def one(group):
+        return stage(OverNccl(group), plan, (partial(PinnedHost, node_G), LateNccl), options)
+
+    assert [wrong for rank in run_threads(one, plan.G) for wrong in rank] == []
 
 
 @pytest.mark.parametrize("slow", range(4))

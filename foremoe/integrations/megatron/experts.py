@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import copy
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -59,15 +60,24 @@ class ExpertKind(abc.ABC):
                 gradients.
         """
         single, names = self.single(fused=sums_R is not None)
-        outputs = []
         parts = zip(weights_R, sums_R or weights_R, x_YH.split(num_R), probs_Y.split(num_R), num_R, strict=True)
-        for weights, sums, x, probs, num in parts:
-            if num:
-                borrowed = dict(zip(names, (w.view(shape) for w, shape in zip(weights, self.shapes(), strict=True)), strict=True))
-                for weight, total in zip(borrowed.values(), sums if sums_R else (), strict=bool(sums_R)):
-                    vars(weight)["main_grad"] = total
-                outputs.append(functional_call(single, borrowed, (x, torch.tensor([num]), probs))[0])
-        return torch.cat(outputs)
+        return torch.cat([
+            self._run(single, names, [weights], [sums] if sums_R else None, x, probs, [num])
+            for weights, sums, x, probs, num in parts
+            if num
+        ])  # fmt: skip
+
+    def _run(
+        self, module: torch.nn.Module, names: list[str], weights_R: Sequence[Tensors], sums_R: Sequence[Tensors] | None,
+        x_YH: torch.Tensor, probs_Y: torch.Tensor, num_R: list[int],
+    ) -> torch.Tensor:  # fmt: skip
+        """Runs a module with the weights of slots as its parameters `names`, slot by slot."""
+        borrowed = [w.view(shape) for weights in weights_R for w, shape in zip(weights, self.shapes(), strict=True)]
+        for weight, total in zip(borrowed, itertools.chain(*sums_R) if sums_R else (), strict=bool(sums_R)):
+            vars(weight)["main_grad"] = total
+        given = x_YH, torch.tensor(num_R), probs_Y
+        output: torch.Tensor = functional_call(module, dict(zip(names, borrowed, strict=True)), given, tie_weights=False)[0]
+        return output
 
     def shapes(self) -> list[torch.Size]:
         """Returns the shapes of an expert's tensors."""
@@ -120,8 +130,8 @@ class GroupedExperts(ExpertKind):
 class TransformerEngineExperts(ExpertKind):
     """Experts of a `TEGroupedMLP`, in parameters ``weight0``, ``bias0``, ... of grouped linears, [out, in]. Not yet run on GPUs.
 
-    Base slots run Transformer Engine's kernels. Each replica runs the same module with one matrix. If weight gradients are fused,
-    the weight gradients of replicas are also summed in float32.
+    Base slots run Transformer Engine's kernels. All replicas of a rank run the same module at once, which gets a list of their
+    matrices wherever these are. If weight gradients are fused, the weight gradients of replicas are also summed in float32.
     """
 
     def parameters(self, base_slot: int) -> list[torch.nn.Parameter]:
@@ -136,13 +146,24 @@ class TransformerEngineExperts(ExpertKind):
     def _linears(self) -> tuple[Any, Any]:
         return self.experts.linear_fc1, self.experts.linear_fc2
 
-    def single(self, fused: bool = False) -> tuple[torch.nn.Module, list[str]]:
-        linears = {}
+    def compute(
+        self, weights_R: Sequence[Tensors], x_YH: torch.Tensor, probs_Y: torch.Tensor, num_R: list[int],
+        sums_R: Sequence[Tensors] | None = None,
+    ) -> torch.Tensor:  # fmt: skip
+        busy = [r for r, num in enumerate(num_R) if num]
+        grouped, names = self.single(sums_R is not None, num_experts=len(busy))
+        sums = [sums_R[r] for r in busy] if sums_R else None
+        return self._run(grouped, names, [weights_R[r] for r in busy], sums, x_YH, probs_Y, [num_R[r] for r in busy])
+
+    def single(self, fused: bool = False, num_experts: int = 1) -> tuple[torch.nn.Module, list[str]]:
+        """Returns a copy of Megatron's module with `num_experts` experts, and its parameters' names, expert by expert."""
+        linears, parts = {}, {}
         for name, linear in zip(("linear_fc1", "linear_fc2"), self._linears, strict=True):
-            first = {part: linear._parameters[part] for part in ("weight0", "bias0") if part in linear._parameters}
-            linears[name] = _like(linear, num_gemms=1, fuse_wgrad_accumulation=fused, _parameters=first)
-        single = _like(self.plain(), num_local_experts=1, _modules=dict(self.experts._modules) | linears)
-        return single, [f"{name}.{part}" for name, linear in linears.items() for part in linear._parameters]
+            parts[name] = [part for part in ("weight", "bias") if f"{part}0" in linear._parameters]
+            first = {f"{part}{i}": linear._parameters[f"{part}0"] for i in range(num_experts) for part in parts[name]}
+            linears[name] = _like(linear, num_gemms=num_experts, fuse_wgrad_accumulation=fused, _parameters=first)
+        grouped = _like(self.plain(), num_local_experts=num_experts, _modules=dict(self.experts._modules) | linears)
+        return grouped, [f"{name}.{part}{i}" for i in range(num_experts) for name in linears for part in parts[name]]
 
 
 def _like(module: torch.nn.Module, **changes: Any) -> Any:
