@@ -44,7 +44,7 @@ def write_tensors(
 
 
 def read_tensors(path: str | os.PathLike[str], kind: str, version: int) -> tuple[dict[str, Any], dict[str, Array]]:
-    """Reads header and arrays that `write_tensors` wrote. Refuses files of another kind or a newer format, and damaged files."""
+    """Reads header and arrays that `write_tensors` wrote. Refuses files of another kind or another format, and damaged files."""
     source = Path(path)
     with open_stored(source, f"a {kind} file") as stored:
         header = json_header(stored.header)
@@ -95,8 +95,8 @@ def naming_fields(path: str | os.PathLike[str], header: dict[str, Any]) -> Itera
 
 
 def require_format(source: Path, header: dict[str, Any], version: int) -> None:
-    """Raises InputError if a file has a newer format than `version`."""
+    """Raises InputError if a file has another format than `version`."""
     found = header.get("format")
-    if type(found) is not int or not 1 <= found <= version:
-        kind = f"{header['kind']} format {found}"
-        raise InputError(f"{str(source)!r} has {kind}, this foremoe reads up to {version}; install a newer foremoe.")
+    if type(found) is not int or found != version:
+        kind, cure = header["kind"], "install a newer foremoe" if type(found) is int and found > version else "write it again"
+        raise InputError(f"{str(source)!r} has {kind} format {found}, this foremoe reads only format {version}; {cure}.")

@@ -8,8 +8,6 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError
 from foremoe.base.schema import faults
@@ -37,8 +35,6 @@ COST = _names("window_s dispatch_s compute_s combine_s transfer_s gradient_s")
 SCHEDULE_ARRAYS = _names("micro_step_X phase_X chunk_X chunk_L block_L")
 HEADER_ARRAYS = _names("moe_layer_L")
 HEADER = _names("planner redundant slot_depth replicas keeps_homes trace_id foremoe")
-# Name in files of format 1 that were written before 22 November 2026.
-_OLD_LINKS = "transfers.path_C"
 KEY = _names("step stage mini_batch ep_group")
 SCHEDULE = _names("num_chunks reforward")
 COST_MODEL = _names("objective overlap")
@@ -85,15 +81,11 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
     """Reads a file written by `save_plan`. Tensors and header keys that are not known are ignored.
 
     Raises:
-        InputError: The file does not exist, is truncated or changed, or has a newer format. The error is also raised if a field
-            is missing, has a wrong type, shape or range, or belongs to an older format and is no longer supported.
+        InputError: The file does not exist, is truncated or changed, or has another format. The error is also raised if a field
+            is missing or has a wrong type, shape or range.
     """
     header, tensors = read_tensors(path, "plan", FORMAT_VERSION)
-    if header["format"] == 1 and _OLD_LINKS in tensors:
-        tensors.setdefault("transfers.link_C", tensors.pop(_OLD_LINKS))
     with naming_fields(path, header):
-        if header["format"] < FORMAT_VERSION:
-            header = _updated(header, tensors)
         fault = next(faults(header, header_schema()), None)
         if fault is not None:
             raise InputError(f"{fault}; see docs/plan-format.md for the format of plan files.")
@@ -108,14 +100,6 @@ def header_schema() -> dict[str, Any]:
     text = importlib.resources.files("foremoe.plan").joinpath("header.schema.json").read_text(encoding="utf-8")
     schema: dict[str, Any] = json.loads(text)
     return schema
-
-
-def _updated(header: dict[str, Any], tensors: Mapping[str, Array]) -> dict[str, Any]:
-    """Converts the header of a file of format 1 or 2 to that of format 3."""
-    slots, order_M = header["slots"], tensors["order_M"]
-    if slots["kind"] != "SharedSlots" or not np.array_equal(order_M, np.arange(len(tensors["load_MLE"]))):
-        raise InputError("resident slots and orders of micro-steps are no longer supported; plan again.")
-    return {**header, "slot_depth": slots["depth"]}
 
 
 def _plan_of(header: dict[str, Any], tensors: dict[str, Array]) -> Plan:

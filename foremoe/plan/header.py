@@ -59,7 +59,7 @@ class PlanHeader(ArrayValue):
         moe_layer_L: Indices of the planned layers among all layers of the model, int32 [L].
         trace_id: Id of the trace that the load comes from, or an empty string.
         dealt: Record of how whole sequences were packed, or None.
-        foremoe: Version of foremoe that made the plan. It is empty if the version is not known, as in files of format 1.
+        foremoe: Version of foremoe that made the plan. It is empty if the version is not known.
     """
 
     key: PlanKey

@@ -219,7 +219,7 @@ class Plan(ArrayValue, Checked):
         """Reads a plan and checks it.
 
         Raises:
-            InputError: The file is missing, truncated, changed, in a newer format or not a plan file, or the plan violates a law.
+            InputError: The file is missing, truncated, changed, in another format or not a plan file, or the plan violates a law.
         """
         from foremoe.plan.files import load_plan
 

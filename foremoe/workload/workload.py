@@ -253,7 +253,7 @@ class Workload(ArrayValue):
         """Reads a file written by `save`. The workload equals the saved one, byte for byte.
 
         Raises:
-            InputError: The file does not exist, is not a workload, has a newer format, or was truncated or changed.
+            InputError: The file does not exist, is not a workload, has another format, or was truncated or changed.
         """
         header, tensors = read_tensors(path, "workload", FORMAT_VERSION)
         with naming_fields(path, header):

@@ -24,15 +24,8 @@ from foremoe.plan.plan import Plan
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "plan-format.md").read_text()
 SCHEMA = files.header_schema()
-# A golden file is never written again: the digest says so. In the first, written by 0af4274, links have their old name; the last
-# one of format 1, written by 077556a, has all that this format had gained.
-GOLDEN = {
-    "plan_v1_path_C": "cbb83fd8eb52751ac3166804688f64392ff79196596d8eadf551c2fda23ad62f",
-    "plan_v1": "5aa660633faedf7fbb0b93508ac438ca63047a7559ff4d78931f18a4438e0ebe",
-    "plan_v1_last": "24bc16127eb34a66dd94c4f7f520d9b7b0a5e9fbf1d431bb4dc19f0a0be566e4",
-    "plan_v2": "499692b3b9f7121b525c7a9c991f12f55cad404dc6f358c2ee6ad4aa0866862b",
-    "plan_v3": "4268bce96f03f085662991e4f56545eb98da9d3d5c35eb64b4557e152b8b15c0",
-}
+# A golden file is never written again: the digest says so.
+GOLDEN = {"plan_v3": "4268bce96f03f085662991e4f56545eb98da9d3d5c35eb64b4557e152b8b15c0"}
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +100,7 @@ def test_the_page_lists_every_value_of_every_enumeration():
 def test_written_headers_obey_the_schema(plans, tmp_path, case):
     header, _ = written(plans[case], tmp_path / "plan")
     assert list(faults(header, SCHEMA)) == []
-    for key in header.keys() - {"foremoe"}:  # which format 1 lacks
+    for key in header:
         assert list(faults({k: v for k, v in header.items() if k != key}, SCHEMA)), key
         assert list(faults({**header, key: 1.5}, SCHEMA)), key
 
@@ -146,48 +139,28 @@ def test_golden_files_load_and_check(name, tmp_path):
     assert Plan.load(tmp_path / "again").same_as(plan)
 
 
-def test_every_version_has_a_golden_file():
-    stored = {name: read_tensors(golden(name), "plan", files.FORMAT_VERSION) for name in GOLDEN}
-    assert {header["format"] for header, _ in stored.values()} == set(range(1, files.FORMAT_VERSION + 1))
-    assert [name for name, (_, tensors) in stored.items() if "transfers.path_C" in tensors] == ["plan_v1_path_C"]
-    assert sorted(path.stem for path in golden("plan_v1").parent.iterdir()) == sorted(GOLDEN)
+def test_every_format_that_is_read_has_a_golden_file():
+    formats = SCHEMA["properties"]["format"]["enum"]
+    assert {read_tensors(golden(name), "plan", files.FORMAT_VERSION)[0]["format"] for name in GOLDEN} == set(formats)
+    assert sorted(path.stem for path in golden("plan_v3").parent.iterdir()) == sorted(GOLDEN)
+
+
+@pytest.mark.parametrize(("number", "cure"), [(2, "write it again"), (4, "install a newer foremoe"), (3.0, "write it again")])
+def test_another_format_is_refused_with_the_one_that_is_read(plans, tmp_path, number, cure):
+    header, tensors = written(plans["plain"], tmp_path / "plan")
+    write_tensors(tmp_path / "plan", "plan", number, {k: v for k, v in header.items() if k != "checksum"}, tensors)
+    with pytest.raises(InputError, match=f"plan format {number}, this foremoe reads only format {files.FORMAT_VERSION}; {cure}"):
+        Plan.load(tmp_path / "plan")
 
 
 def test_page_schema_and_files_say_the_same_version(plans, tmp_path):
     assert f"The `format` is {files.FORMAT_VERSION}." in PAGE
-    assert SCHEMA["properties"]["format"]["enum"] == list(range(1, files.FORMAT_VERSION + 1))
-    assert f"formats 1 to {files.FORMAT_VERSION}" in SCHEMA["title"]
-    header, tensors = written(plans["plain"], tmp_path / "plan")
-    assert header["format"] == files.FORMAT_VERSION and "transfers.link_C" in tensors and "transfers.path_C" not in tensors
-    assert header["foremoe"] == foremoe.__version__
-    assert {name: Plan.load(golden(name)).header.foremoe for name in GOLDEN} == dict.fromkeys(GOLDEN, "") | {
-        "plan_v2": "0.1.0.dev0",
-        "plan_v3": "0.1.0.dev0",
-    }
-
-
-def test_links_under_their_old_name_are_the_same_links_in_format_1_alone(tmp_path):
-    header, tensors = read_tensors(golden("plan_v1_path_C"), "plan", 1)
-    np.testing.assert_array_equal(Plan.load(golden("plan_v1_path_C")).transfers.link_C, tensors["transfers.path_C"])
-    assert len(set(tensors["transfers.path_C"].tolist())) > 1
-    write_tensors(tmp_path / "plan", "plan", 2, {key: x for key, x in header.items() if key != "checksum"}, tensors)
-    with pytest.raises(InputError, match=r"lacks or misnames a field of plan format 2: .*link_C"):
-        Plan.load(tmp_path / "plan")
-
-
-def test_what_no_plan_has_any_more_is_refused_in_older_files(tmp_path):
-    header, tensors = read_tensors(golden("plan_v2"), "plan", 2)
-    header = {key: x for key, x in header.items() if key != "checksum"}
-    resident = {**header, "slots": {"kind": "ResidentSlots", "copies": 2}}
-    orders = [tensors["order_M"][::-1], tensors["order_M"][:1], tensors["order_M"][:0], tensors["order_M"][0]]
-    for of, arrays in ((resident, tensors), *((header, {**tensors, "order_M": order_M}) for order_M in orders)):
-        write_tensors(tmp_path / "plan", "plan", 2, of, arrays)
-        with pytest.raises(InputError, match="are no longer supported; plan again"):
-            Plan.load(tmp_path / "plan")
-    for damaged in ({"kind": "SharedSlots"}, {}, [], "SharedSlots", 2, None):
-        write_tensors(tmp_path / "plan", "plan", 2, {**header, "slots": damaged}, tensors)
-        with pytest.raises(InputError, match="lacks or misnames a field of plan format 2: "):
-            Plan.load(tmp_path / "plan")
+    assert f"formats that foremoe reads: {files.FORMAT_VERSION}." in PAGE
+    assert SCHEMA["properties"]["format"]["enum"] == [files.FORMAT_VERSION]
+    assert SCHEMA["title"].endswith(f", format {files.FORMAT_VERSION}")
+    header, _ = written(plans["plain"], tmp_path / "plan")
+    assert header["format"] == files.FORMAT_VERSION and header["foremoe"] == foremoe.__version__
+    assert Plan.load(golden("plan_v3")).header.foremoe == "0.1.0.dev0"
 
 
 def test_unknown_tensors_and_keys_are_ignored(plans, tmp_path):

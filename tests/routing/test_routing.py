@@ -288,7 +288,7 @@ def test_a_newer_format_is_named(tmp_path, suffix):
         np.savez(path, **arrays, foremoe=np.array(header))
     else:
         save_file(arrays, path, {"foremoe": header})
-    with pytest.raises(InputError, match="has trace format 99, this foremoe reads up to 1"):
+    with pytest.raises(InputError, match="has trace format 99, this foremoe reads only format 1; install a newer foremoe"):
         RoutingTrace.load(path)
 
 

@@ -327,7 +327,7 @@ def test_files_that_are_no_workload(tmp_path):
         refused("was changed after it was written", whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
     newer = whole.replace(b'\\"format\\": 1', b'\\"format\\": 9')
     assert newer != whole
-    refused("has workload format 9, this foremoe reads up to 1; install a newer", newer)
+    refused("has workload format 9, this foremoe reads only format 1; install a newer", newer)
     save_file({"a": np.zeros(1)}, path, {"foremoe": json.dumps({"kind": "trace", "format": 1})})
     refused("is not a workload file")
     save_file({"a": np.zeros(1)}, path)
