@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from bench.cases import RECORDED
+from bench.taot import Taot
 from foremoe.machine.cluster import Cluster
 from foremoe.machine.model import Model
 from foremoe.machine.trainer import Trainer
@@ -21,7 +22,7 @@ from foremoe.planner.strategies import STRATEGIES
 from foremoe.problem.problem import Problem
 from foremoe.routing.trace import RoutingTrace
 from foremoe.simulate import System, ep_groups
-from foremoe.solvers import Anneal, Feplb, Greedy, Quota, Taot
+from foremoe.solvers import Anneal, Feplb, Greedy, Quota
 from foremoe.synthetic.counts import synthetic_workload
 from foremoe.workload.workload import Workload
 

@@ -4,7 +4,7 @@
 pack        `AsGiven`, `BalancedTokens`, `ExpertAware`
 home        `Keep`, `Anneal`
 node, rank  `Eplb`, `Laer`, `Lplb`, `Quota`, `LeastLoaded`, `Greedy`, `Feplb`, `Echo`,
-            `MoonEp`, `Taot`, `Search`, `Robust`, `Exact`
+            `MoonEp`, `Search`, `Robust`, `Exact`
 split       `Even`, `ExactSplit`
 path        `Deadline`
 ==========  =====================================================================
@@ -27,7 +27,6 @@ from foremoe.solvers.published.least_loaded import LeastLoaded
 from foremoe.solvers.published.lplb import Lplb
 from foremoe.solvers.published.moon_ep import MoonEp
 from foremoe.solvers.published.quota import Quota
-from foremoe.solvers.published.taot import Taot
 from foremoe.solvers.robust.robust import Robust
 from foremoe.solvers.search.search import Search
 from foremoe.solvers.split.even import Even
@@ -38,5 +37,5 @@ __all__ = [
     "Anneal", "AsGiven", "BalancedTokens", "Deadline", "Echo", "Eplb", "Even", "Exact",
     "ExactSplit", "ExpertAware", "Feplb", "Greedy", "HomeSolver", "Keep", "Laer", "LeastLoaded", "Lplb", "MoonEp",
     "PackSolver", "PathSolver", "Quota", "RankSolver",
-    "Robust", "RowSolver", "Search", "SplitSolver", "Taot",
+    "Robust", "RowSolver", "Search", "SplitSolver",
 ]  # fmt: skip

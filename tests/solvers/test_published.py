@@ -9,11 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from solver_util import make_problem, problems, require_no_worse_than_static, require_valid, served
 
+from bench.taot import Taot
 from foremoe.base.errors import InputError
 from foremoe.planner.comparison import compare
 from foremoe.planner.strategies import STRATEGIES
 from foremoe.simulate import System, simulate_systems
-from foremoe.solvers import Echo, ExactSplit, Feplb, Greedy, LeastLoaded, Lplb, MoonEp, Quota, Taot
+from foremoe.solvers import Echo, ExactSplit, Feplb, Greedy, LeastLoaded, Lplb, MoonEp, Quota
 from foremoe.synthetic.counts import synthetic_workload
 
 SOLVERS = {

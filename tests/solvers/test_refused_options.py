@@ -2,8 +2,9 @@
 
 import pytest
 
+from bench.taot import Taot
 from foremoe.base.errors import InputError
-from foremoe.solvers import Anneal, Deadline, Eplb, Exact, ExpertAware, Feplb, Laer, LeastLoaded, Quota, Robust, Search, Taot
+from foremoe.solvers import Anneal, Deadline, Eplb, Exact, ExpertAware, Feplb, Laer, LeastLoaded, Quota, Robust, Search
 
 NAN, INF = float("nan"), float("inf")
 REFUSED = {

@@ -39,7 +39,7 @@ SUITES: dict[type, type] = {
     RankSolver: SolverTests, SplitSolver: SplitSolverTests, HomeSolver: HomeSolverTests, PathSolver: PathSolverTests,
 }  # fmt: skip
 # tests/solvers compares each of these with its rule written plainly, on as many examples as the profile has.
-WITH_A_RULE = ("Echo", "Eplb", "Feplb", "Greedy", "LeastLoaded", "Lplb", "MoonEp", "Quota", "Static", "Taot")
+WITH_A_RULE = ("Echo", "Eplb", "Feplb", "Greedy", "LeastLoaded", "Lplb", "MoonEp", "Quota", "Static")
 
 
 def on_few(suite: type) -> type:

@@ -1,4 +1,4 @@
-"""`Taot`: optimal transport of load from overloaded ranks to less loaded ranks, with a price for crossing nodes."""
+"""`Taot`, the policy of the TAOT-like rows: optimal transport of load from overloaded ranks, with a price for crossing nodes."""
 
 import math
 from dataclasses import dataclass
@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from foremoe.base.arrays import Array
 from foremoe.base.compiled import kernel
 from foremoe.base.fields import real, whole
 from foremoe.problem.problem import Problem
@@ -22,7 +23,7 @@ class Options(NamedTuple):
 
 
 @kernel
-def _flows(over_G, node_G, options):
+def _flows(over_G: Array, node_G: Array, options: Options) -> Array:
     """Returns the pairs to move from every overloaded rank to every rank below its target, float64 [G, G], after Sinkhorn."""
     G = over_G.size
     near_GG = np.zeros((G, G))
@@ -49,7 +50,7 @@ def _flows(over_G, node_G, options):
 
 
 @kernel
-def taot_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
+def taot_row(load_E: Array, node_G: Array, num_base: int, options: Options, expert_GS: Array, quota_GS: Array) -> None:
     """Solves one row of `Taot` (see `RowSolver.edit`)."""
     G, S = expert_GS.shape
     _, load_G = start_at_home(load_E, num_base, expert_GS, quota_GS)
