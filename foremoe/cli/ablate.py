@@ -46,7 +46,7 @@ of the table. In JSON and CSV, each plan has a row of its own.
 \b
 Examples:
   foremoe ablate rollout.npz --ranks 16 --redundant 0,1,2
-  foremoe ablate --synthetic gpt-oss-20b --ranks 16 --seeds 0,1,2
+  foremoe ablate --synthetic gpt-oss-20b --ranks 16 --seed 0,1,2
 """
 
 
@@ -60,14 +60,14 @@ Examples:
 @option(
     "--foresight", metavar="LIST", multiple=True, default=("exact,previous,step",),
     help="Kinds of foresight to try: exact, previous (the micro-step before), step (the sum of all micro-steps), "
-    "'Noisy(0.2)', 'Rerouted(0.1)'.",
+    "rerouted=SHARE, noisy=DRIFT.",
 )  # fmt: skip
 @option(
     "--ranks-per-node", "nodes", metavar="LIST", multiple=True,
     help="Comma-separated numbers of ranks per node to try, for example 8,72.  [default: as in the cluster]",
 )  # fmt: skip
 @option(
-    "--seeds", "--seed", "seeds", metavar="LIST", multiple=True, default=("0",),
+    "--seed", "seeds", metavar="LIST", multiple=True, default=("0",),
     help="Comma-separated random seeds, for example 0,1,2. The table then shows means and standard deviations over the seeds.",
 )  # fmt: skip
 @option(
@@ -87,11 +87,11 @@ def ablate(
     views = [foresight_of(text) for text in split_list(foresight, "--foresight")]
     varied = Varied(
         {name: planner_of(name, case_options.shuffle) for name in names},
-        [*whole_numbers(nodes, "--ranks-per-node")] if nodes else [None], whole_numbers(seeds, "--seeds"),
+        [*whole_numbers(nodes, "--ranks-per-node")] if nodes else [None], whole_numbers(seeds, "--seed"),
         whole_numbers(redundant, "--redundant"), views,
     )  # fmt: skip
     if len(varied.seeds) > 1 and case_options.synthetic is None and not case_options.shuffle:
-        raise InputError("seeds change only --synthetic routing or --shuffle; without these, give --seeds one number.")
+        raise InputError("seeds change only --synthetic routing or --shuffle; without these, give --seed one number.")
     with Progress(tasks=varied.num_tasks) as progress:
         case, rows = _rows(case_options, varied, exact_seconds, progress)
     payload = {

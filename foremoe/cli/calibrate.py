@@ -24,6 +24,7 @@ from foremoe.machine.model import Model
 
 FAILED = 1
 _HEAD_COLUMNS = 64  # columns per attention head of a model for which only sizes are given
+_SEQUENCE = 512  # largest number of tokens per sequence
 _SHARES = {"worst": Column("worst", percent, rank=3), "spread": Column("spread", percent, rank=6)}
 CONSTANTS = {
     "name": Column("constant", left=True, rank=0), "value": Column("value", "{:.4g}".format, rank=1),
@@ -78,7 +79,6 @@ Examples:
     help="Data type of weights and tokens.  [default: that of the model, or bfloat16]",
 )
 @option("--tokens", type=click.IntRange(8, 2**31 - 1), default=2048, help="Number of tokens per rank and micro-step.")
-@option("--sequence-length", type=COUNT, default=512, help="Number of tokens per sequence, at most --tokens.")
 @option("--seconds", type=Seconds(), default=90.0, help="Approximate measuring time in seconds.")
 @option(
     "--cluster", metavar="NAME|FILE.toml", default="8xh100",
@@ -91,7 +91,7 @@ Examples:
 )  # fmt: skip
 @table_options
 def calibrate(
-    ranks: int | None, tokens: int, sequence_length: int, seconds: float, cluster: str, output: str, json_file: str | None,
+    ranks: int | None, tokens: int, seconds: float, cluster: str, output: str, json_file: str | None,
     look: Look = Look(), **sizes: Any,  # noqa: B008
 ) -> None:  # fmt: skip
     """Runs ``foremoe calibrate``."""
@@ -113,7 +113,7 @@ def calibrate(
     num_ranks = int(os.environ["WORLD_SIZE"]) if joined else (default_ranks() if ranks is None else ranks)
     if joined and ranks not in (None, num_ranks):
         raise InputError(f"torchrun has started {num_ranks} ranks; leave --ranks out.")
-    case = Case(model=chosen, num_ranks=num_ranks, tokens=tokens, sequence_length=min(sequence_length, tokens), seconds=seconds)
+    case = Case(model=chosen, num_ranks=num_ranks, tokens=tokens, sequence_length=min(_SEQUENCE, tokens), seconds=seconds)
     try:
         measured = join_started(case, bar) if joined else launch(case, bar)
     except TransferError as error:

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -12,10 +13,10 @@ import click
 from foremoe.base.errors import InputError, did_you_mean
 from foremoe.base.extensions import entry_point_names
 from foremoe.levels import PackSolver
-from foremoe.planner.parsing import GROUP, parse
+from foremoe.planner.parsing import GROUP
 from foremoe.planner.planner import Planner
 from foremoe.planner.strategies import STRATEGIES, resolve
-from foremoe.problem.foresight import Noisy, Rerouted, require_foresight
+from foremoe.problem.foresight import FORESIGHTS, Foresight, Noisy, Rerouted
 from foremoe.simulate.systems import BALANCED
 
 # Exact solvers take seconds per row, so they run only if the user asks for them.
@@ -135,21 +136,17 @@ def packer_of(packer: PackSolver, shuffle: bool) -> PackSolver:
 _KINDS = {"rerouted": Rerouted, "noisy": Noisy}
 
 
-def foresight_of(text: str) -> Any:
-    """Parses a kind of foresight, such as exact, previous, step, ``rerouted=SHARE``, ``noisy=DRIFT`` or
-    ``Rerouted(0.1, 'redraw')``.
-    """
+def foresight_of(text: str) -> Foresight:
+    """Parses a kind of foresight: exact, previous, step, ``rerouted=SHARE`` or ``noisy=DRIFT``."""
     kind, equals, amount = text.partition("=")
     if equals and kind in _KINDS:
-        return _KINDS[kind](amount_of(text, amount))
-    value = parse(text) if "(" in text else text
-    require_foresight(value)
-    return value
-
-
-def amount_of(text: str, amount: str) -> float:
-    """Returns the number after the equals sign in `text`. Raises InputError if there is none."""
-    try:
-        return float(amount)
-    except ValueError:
-        raise InputError(f"{text!r} needs a number after its =; got {amount!r}.") from None
+        try:
+            number = float(amount)
+        except ValueError:
+            raise InputError(f"{text!r} needs a number after its =; got {amount!r}.") from None
+        return _KINDS[kind](number)
+    if text not in FORESIGHTS:
+        names = [*FORESIGHTS, *(f"{name}=" for name in _KINDS)]
+        meant = did_you_mean(re.split(r"[(=]", text)[0], names)
+        raise InputError(f"there is no foresight {text!r}; {meant}it is {', '.join(FORESIGHTS)}, rerouted=SHARE or noisy=DRIFT.")
+    return text

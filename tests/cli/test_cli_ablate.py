@@ -82,12 +82,12 @@ def test_a_line_that_a_limit_left_without_figures_is_a_sentence(trace: str, deal
 
 def test_seeds_have_means_and_spreads() -> None:
     words = ["ablate", *CASE, "--redundant", "1", "--foresight", "exact"]
-    rows = [one for one in rows_of([*words, "--seeds", "0,1,2"]) if one["levels"] == "all"]
+    rows = [one for one in rows_of([*words, "--seed", "0,1,2"]) if one["levels"] == "all"]
     assert [one["seed"] for one in rows] == [0, 1, 2] and len({one["skew_mean"] for one in rows}) == 3
     alone = next(one for one in rows_of([*words, "--seed", "2"]) if one["levels"] == "all")
     assert alone["skew_mean"] == rows[2]["skew_mean"]
     gains = [one["speedup_vs_static"] for one in rows]
-    text = good([*words, "--seeds", "0,1,2"]).stdout
+    text = good([*words, "--seed", "0,1,2"]).stdout
     assert f"{statistics.fmean(gains):.3f} ± {statistics.stdev(gains):.3f}" in text and "seeds 0, 1, 2: means" in text
 
 
@@ -113,8 +113,8 @@ def test_a_pack_level_is_left_out_too(trace: str, dealing: list[str]) -> None:
 
 def test_what_cannot_be_asked_is_one_sentence(trace: str, dealing: list[str]) -> None:
     words = ["ablate", trace, *dealing]
-    assert "give --seeds one number" in bad([*words, "--seeds", "0,1"])
-    assert "--ranks-per-node" in bad([*words, "--ranks-per-node", "0"]) and "--seeds" in bad([*words, "--seeds", "x"])
+    assert "give --seed one number" in bad([*words, "--seed", "0,1"])
+    assert "--ranks-per-node" in bad([*words, "--ranks-per-node", "0"]) and "--seed" in bad([*words, "--seed", "x"])
 
 
 def test_rows_make_a_frame() -> None:

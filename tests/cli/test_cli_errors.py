@@ -223,7 +223,7 @@ def test_counts_that_cannot_be(value: float, model: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "words", [["--redundant", "-1"], ["--redundant", "a"], ["--foresight", "nope"], ["--foresight", "Noisy(-1)"]]
+    "words", [["--redundant", "-1"], ["--redundant", "a"], ["--foresight", "nope"], ["--foresight", "noisy=-1"]]
 )
 def test_lists_of_ablate(words: list[str], trace: str, dealing: list[str]) -> None:
     assert words[0].strip("-") in bad(["ablate", trace, *dealing[:-2], *words]) or "drift" in bad(

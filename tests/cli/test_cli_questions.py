@@ -38,7 +38,7 @@ def test_knowledge_of_another_planner(trace: str, dealing: list[str]) -> None:
 def test_bad_knowledge_is_one_sentence(trace: str, dealing: list[str]) -> None:
     words = ["simulate", trace, *dealing, "--foresight"]
     assert "needs a number" in bad([*words, "exact,rerouted="])
-    assert "foresight must be" in bad([*words, "nothing"])
+    assert "there is no foresight 'nothing'" in bad([*words, "nothing"])
     assert "one planner" in bad([*words, "exact", "--planners", "static,quota"])
     assert "one planner" in bad([*words, "exact", "--planners", "force-balanced"])
 

@@ -45,7 +45,7 @@ def commands(trace: str, plan: str, folder: Path) -> list[list[str]]:
         ["compare", *case, "--planners", f"static,{long}", "--wide", "--cluster", "gb200-nvl72"],
         ["simulate", *case, *few, "--rollout-share", "0.5"],
         ["simulate", *case, "--foresight", "exact,previous,none"],
-        ["ablate", *case, "--redundant", "0,1", "--seeds", "0,1", "--planners", "quota,foremoe"],
+        ["ablate", *case, "--redundant", "0,1", "--seed", "0,1", "--planners", "quota,foremoe"],
         ["advise", *case],
         ["plan", *case, "-o", str(folder / "p.safetensors")],
         ["report", *case, *few, "-o", str(folder / "r.html")],
