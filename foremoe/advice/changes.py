@@ -12,10 +12,10 @@ from foremoe.advice.slots import LEAST_GAIN, SlotChoice, choose_slots, fit_at_ho
 from foremoe.base.arrays import Array
 from foremoe.machine.trainer import Trainer
 from foremoe.planner.planner import Planner
-from foremoe.problem.memory import Fit, buffer_bytes, gigabytes
+from foremoe.problem.memory import Fit, buffer_bytes, fit, gigabytes
 from foremoe.problem.problem import Problem
 from foremoe.simulate.pipeline import on_pipeline
-from foremoe.simulate.stage import force_balanced, simulate
+from foremoe.simulate.stage import even_routing, force_balanced, simulate
 from foremoe.solvers.home.anneal import Anneal
 from foremoe.solvers.home.price import price_L
 
@@ -63,7 +63,8 @@ class Advice:
     Attributes:
         speedup: Speed-up of the planned case over static placement without redundant slots.
         even_gain: Relative throughput that even routing would add to the planned case.
-        fit: Memory of the fullest rank with all experts at home, including buffers.
+        fit: Memory of the fullest rank, including buffers. If the case does not fit with all experts at home, but may fit with an
+            even load, it is that of the default plan.
         fits_bare: Whether the case fits into memory without redundant slots. If it does not, fewer slots do not help.
         changes: All changes that were tried. Changes of the number of slots come first, followed by all other changes in order of
             gain.
@@ -89,8 +90,8 @@ class Advice:
             cures = [change for change in self.changes if change.fits and (change.name == RECOMPUTE or change.cost == LAYOUT)]
             if cures:
                 return min(cures, key=lambda change: change.name != RECOMPUTE)
-        memory = (RECOMPUTE, DO_NOT_RECOMPUTE)
-        possible = [c for c in self.changes if c.fits or not (self.fits_bare or c.name in memory or c.cost == LAYOUT)]
+        memory, fits = (RECOMPUTE, DO_NOT_RECOMPUTE), self.fit.fits or self.fits_bare
+        possible = [c for c in self.changes if c.fits or not (fits or c.name in memory or c.cost == LAYOUT)]
         paying = [change for change in possible if change.speedup >= 1.0 + LEAST_GAIN]
         slots = [change for change in paying if change.name == f"R = {self.slots.redundant}"]
         others = [change for change in paying if not _of_slots(change)]
@@ -171,21 +172,26 @@ def advise(
     bare = case._replace(problem=dataclasses.replace(problem, redundant=0))
     for i, (name, cost, other) in enumerate(tried):
         other_s = of_slots_s[name] if name in of_slots_s else stage_seconds(other, case, num_threads=num_threads)
-        changes.append(Change(name=name, speedup=over(now_s, other_s), cost=cost, case=other, fits=_fit(other).fits))
+        changes.append(Change(name=name, speedup=over(now_s, other_s), cost=cost, case=other, fits=_fit(other, num_threads).fits))
         if progress is not None:
             progress(name, i + 1, len(tried))
     changes.sort(key=lambda change: (not _of_slots(change), -change.speedup))
     return Advice(
         speedup=over(slots.options[0].stage_s, now_s),
         even_gain=over(now_s, stage_seconds(case, case, even=True)) - 1.0,
-        fit=_fit(case), fits_bare=_fit(bare).fits, changes=tuple(changes), slots=slots,
+        fit=_fit(case, num_threads), fits_bare=_fit(bare).fits, changes=tuple(changes), slots=slots,
     )  # fmt: skip
 
 
-def _fit(case: Case) -> Fit:
-    at_home, buffers = fit_at_home(case.ranks(), case.trainer), buffer_bytes(case.problem, case.problem.R)
+def _fit(case: Case, num_threads: int | None = None) -> Fit:
+    ranks, buffers = case.ranks(), buffer_bytes(case.problem, case.problem.R)
+    at_home = fit_at_home(ranks, case.trainer)
     again = at_home.reforward_bytes
-    return Fit(at_home.peak_bytes + buffers, None if again is None else again + buffers, at_home.memory_bytes)
+    found = Fit(at_home.peak_bytes + buffers, None if again is None else again + buffers, at_home.memory_bytes)
+    if found.fits or not case.problem.R or not fit_at_home([even_routing(rank) for rank in ranks], case.trainer).fits:
+        return found
+    placements = [Planner().plan(rank, num_threads=num_threads)[0].placement for rank in ranks]
+    return Fit.worst([fit(rank, placement, trainer=case.trainer) for rank, placement in zip(ranks, placements, strict=True)])
 
 
 def _of_slots(change: Change) -> bool:

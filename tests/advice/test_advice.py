@@ -20,9 +20,12 @@ from foremoe.synthetic import Regime
 EVEN = Regime(sigma=0.0, kappa=1e9, walk_std=0.0, domain_std=0.0, sequence_std=0.0, source_kappa=1e9)
 
 
-def posed(regime: str | Regime, *, layers: int = 3, micro_steps: int = 3, dispatch: str = "node", **options: object) -> Problem:
+def posed(
+    regime: str | Regime, *, layers: int = 3, micro_steps: int = 3, dispatch: str = "node", tokens_per_rank: int = 4096,
+    **options: object,
+) -> Problem:  # fmt: skip
     work = foremoe.synthetic_workload(
-        "gpt-oss-20b", num_ranks=8, tokens_per_rank=4096, micro_steps=micro_steps, num_layers=layers, regime=regime, seed=2
+        "gpt-oss-20b", num_ranks=8, tokens_per_rank=tokens_per_rank, micro_steps=micro_steps, num_layers=layers, regime=regime, seed=2
     )
     cluster = foremoe.Cluster.preset("8xh100", 8, dispatch=dispatch)
     return foremoe.Problem.of(work, cluster, redundant=1, **options)  # type: ignore[arg-type]
@@ -110,6 +113,15 @@ def test_slots_come_first_and_recomputation_before_them_where_the_stage_does_not
     tight = dataclasses.replace(problem.cluster, memory_bytes=peak + 2**20)
     told = advise(dataclasses.replace(problem, cluster=tight))
     assert not told.fit.fits and str(told).startswith(f"{RECOMPUTE}: the stage does not fit without it")
+
+
+def test_a_stage_fits_if_it_fits_with_the_planned_load() -> None:
+    problem = posed("gpt-oss-math-like", tokens_per_rank=32768)
+    plan, _ = Planner().plan(problem)
+    planned, home = (int(foremoe.problem.memory.peak_bytes(problem, p).max()) for p in (plan.placement, problem.static()))
+    assert planned < home
+    told = advise(dataclasses.replace(problem, cluster=dataclasses.replace(problem.cluster, memory_bytes=planned)))
+    assert told.fit.peak_bytes == planned and told.fit.fits and "does not fit" not in str(told)
 
 
 def test_what_takes_more_memory_is_not_advised_where_nothing_fits() -> None:
