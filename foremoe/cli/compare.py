@@ -64,7 +64,7 @@ without a guard. With Planner(rank=(SOLVER,)) instead of SOLVER, rows that SOLVE
 
 \b
 Example:
-  foremoe compare rollout.npz --ranks 16 --planners static,quota,foremoe
+  foremoe compare rollout.npz --ranks 16 --dispatch node --planners static,quota,foremoe
 """
 
 
@@ -97,8 +97,9 @@ def compare(
             case.problem, chosen, history_LE=case.history_LE, exact_budget_s=exact_seconds, seed=case_options.seed,
             trainer=trainer, judge=judge, progress=progress,
         )  # fmt: skip
-        known = next((row["speedup_vs_static"] for row in rows if row["solver"] == "foremoe"), None)
-        told = advise(case.problem, trainer=trainer, slots=case.slots, progress=progress.within("advice")).of_stage(known)
+        ours = next((row for row in rows if row["solver"] == "foremoe"), dict[str, Any]())
+        known = ours.get("speedup_vs_static"), ours.get("share_of_balanced")
+        told = advise(case.problem, trainer=trainer, slots=case.slots, progress=progress.within("advice")).of_stage(*known)
     rows = [dict.fromkeys(judge.FIGURES) | row for row in rows]
     payload = {
         "rows": rows, "case": case.record, "objective": case.problem.cost.objective,

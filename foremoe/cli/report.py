@@ -101,10 +101,11 @@ def report(
         runs = run_stage(shown.problem, shown.plan, posed=shown.posed, moves_s=shown.moves_s, trainer=trainer)
         gained = runs.gain(shown.problem.cluster.standing)
         # Advice is given only about the default planner.
-        known = gained.speedup if plan_file is None and planner_name in (None, "foremoe") else None
+        ours = plan_file is None and planner_name in (None, "foremoe")
+        known = (gained.speedup, gained.share_of_balanced) if ours else (None, None)
         advice = advise(
             shown.posed, trainer=trainer, slots=slots, num_threads=threads, progress=progress.within("advice")
-        ).of_stage(known)
+        ).of_stage(*known)
         write_report(
             output, shown.problem, shown.plan, planner_report=shown.summary, runs=runs, strategies=strategies, advice=advice,
             source=seeded(shown.source, case_options.seed), date=datetime.date.today().isoformat(), command=command,
