@@ -5,7 +5,8 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from foremoe.cli.compare import PLANNED, notes
+from foremoe.cli.compare import PLANNED
+from foremoe.cli.simulate import notes
 from foremoe.cli.tables import SECONDS, Column, Spread, Table, flat, number, plural
 from foremoe.cli.tones import tones
 from foremoe.planner.planner import Planner

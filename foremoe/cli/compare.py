@@ -11,7 +11,7 @@ from foremoe.cli.jsonio import JsonCommand, emit, require_writable
 from foremoe.cli.memory import table_lines
 from foremoe.cli.options import CaseOptions, case_options, option, planners_option, table_options, trainer_options
 from foremoe.cli.progress import Progress
-from foremoe.cli.simulate import OF_BALANCED, shown_columns, step_line
+from foremoe.cli.simulate import HOMES_MOVE, OF_BALANCED, notes, shown_columns, step_line
 from foremoe.cli.tables import (
     BYTES,
     GIGABYTES,
@@ -103,7 +103,6 @@ def compare(
     rows = [dict.fromkeys(judge.FIGURES) | row for row in rows]
     payload = {
         "rows": rows, "case": case.record, "objective": case.problem.cost.objective,
-        "micro_step_0_left_out": comparison.needs_first_left_out(case.problem, chosen, case.history_LE),
         "cost_model": case.cost_model, "residual": case.problem.cluster.residual,
         "static_stage_s": judge.static_s, "trainer": trainer, "advice": str(told),
     }  # fmt: skip
@@ -122,7 +121,7 @@ def table(rows: Sequence[Mapping[str, Any]], planners: Mapping[str, Planner]) ->
             continue
         name = row["solver"]
         sampled = "same_rows" in row
-        label = f"{name} ({plural(row['n_solved'], 'row')})" if sampled else name if planners[name].keeps_homes else f"{name} *"
+        label = f"{name} ({plural(row['n_solved'], 'row')})" if sampled else name if planners[name].keeps_homes else f"{name} +"
         lines.append(flat(row) | {"solver": label})
         sources.append(row if planners[name].keeps_homes else {"fits": row["fits"]})
         same = row.get("same_rows") or {}
@@ -139,16 +138,5 @@ def footers(
     """Returns the lines that explain the table."""
     lines = [f"stage, speed-up over static ({seconds(static_s)}): simulated, {constants}"]
     if any(row["transfer_s"] is not None and not planners[row["solver"]].keeps_homes for row in rows):
-        lines.append("* homes move: scored, never executed; the stage has their weights and gradients on the way, exposed")
+        lines.append(HOMES_MOVE)
     return lines + notes(rows, "solver")
-
-
-def notes(rows: Sequence[Mapping[str, Any]], key: str) -> list[str]:
-    """Returns the notes of all lines. Each sentence appears once, with the names of the lines to which it applies."""
-    names: dict[str, dict[str, None]] = {}
-    num_names = len({row[key] for row in rows})
-    for row in rows:
-        if row.get("note"):
-            # The library's message names an argument, for which the command line has an option.
-            names.setdefault(row["note"].replace("history_LE", "--history TRACE"), {})[row[key]] = None
-    return [f"{'every line' if 2 < num_names == len(lines) else ', '.join(lines)}: {note}" for note, lines in names.items()]

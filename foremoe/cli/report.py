@@ -112,6 +112,8 @@ def report(
             posed=shown.posed, moves_s=shown.moves_s, trainer=trainer,
         )  # fmt: skip
     lines = [shown.plan.summary(), str(gained), f"advice: {advice}", plan_line(shown.problem, shown.plan, trainer)]
+    if plan_file is not None and case_options.trainer == type(case_options.trainer)():
+        lines.append("note: a plan file holds no options of the trainer; give those of its plan, such as --optimizer-bytes")
     if shown.moves_s:
         lines.append(f"homes: moved before the stage in {seconds(shown.moves_s)}, exposed; skew starts from moved homes")
     emit(None, {}, [*lines, wrote(output)])

@@ -42,7 +42,7 @@ COLUMNS = {
     "peak_bytes": Column("peak", GIGABYTES, rank=7, meaning="memory of the fullest rank"),
     "host_bytes": Column("host", GIGABYTES),
 }  # fmt: skip
-
+HOMES_MOVE = "+ homes move: scored, never executed; the stage includes moving weights and gradients, exposed"
 
 _HELP = """Plans one case with every strategy, simulates the stage and prints a line for each strategy.
 
@@ -125,9 +125,6 @@ def simulate(
     else:
         runs = [row["solver"] for row in rows if row["executable"] and row["solver"] != BALANCED]
         words = [_table(rows), "", *footers(rows, case.constants), step_line(rows, trainer, runs)]
-        blind = [] if case.history_LE is not None else [name for name, s in systems.items() if s.planner.foresight == "previous"]
-        if blind:
-            words.append(f"{', '.join(blind)}: micro-step 0 has no history and is static; give --history TRACE")
     memory = table_lines(rows, case.problem.cluster.memory_bytes)
     emit(json_file, payload, [case.line, where, "", *words, *memory, *traced], look)
 
@@ -164,13 +161,18 @@ def _system(name: str, prefetch: int) -> System:
 
 def footers(rows: Sequence[Mapping[str, Any]], constants: str) -> list[str]:
     """Returns the lines that explain the table."""
-    lines = [
-        f"simulated; constants: {constants}; stage and its parts: slowest group",
-        *(f"{row['solver']}: {row['note']}" for row in rows if row.get("note")),
-    ]
-    if any(row["executable"] is False for row in rows):
-        lines.append("+ experts are re-placed: scored, never executed; moves of weights and gradients are in the stage, exposed")
-    return lines
+    moved = [HOMES_MOVE] if any(row["executable"] is False for row in rows) else []
+    return [f"simulated; constants: {constants}; stage and its parts: slowest group", *moved, *notes(rows, "solver")]
+
+
+def notes(rows: Sequence[Mapping[str, Any]], key: str) -> list[str]:
+    """Returns the notes of all lines. Each sentence appears once, with the names of the lines to which it applies."""
+    names: dict[str, dict[str, None]] = {}
+    num_names = len({row[key] for row in rows})
+    for row in rows:
+        if row.get("note"):
+            names.setdefault(row["note"], {})[row[key]] = None
+    return [f"{'every line' if 2 < num_names == len(lines) else ', '.join(lines)}: {note}" for note, lines in names.items()]
 
 
 def step_line(rows: Sequence[Mapping[str, Any]], trainer: Trainer, runs: Collection[str]) -> str:

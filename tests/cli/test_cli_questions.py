@@ -52,7 +52,7 @@ def test_history_is_asked_for_and_what_no_engine_runs_is_marked(trace: str, deal
     words = ["simulate", trace, *dealing, "--planners", "static,eplb-history"]
     lines = good(words).stdout.splitlines()
     assert sum(line.startswith("eplb-history +") for line in lines) == 1
-    said = "eplb-history: micro-step 0 has no history and is static; give --history TRACE"
+    said = "eplb-history: micro-step 0 has no history and is static; give history (--history TRACE)"
     assert said in lines and said not in good([*words, "--history", trace]).stdout
 
 

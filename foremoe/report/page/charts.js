@@ -137,7 +137,7 @@ function drawNamedBars(theme, width, list, description, colour, axis) {
 function drawStrategies(theme, width) {
   const { columns, rows } = facts.strategies, at = (heading) => columns.findIndex((c) => c.heading === heading);
   const column = at("stage"), factor = columns[column]?.unit === "ms" ? 1e-3 : 1;
-  const list = rows.filter((row) => row.cells[column] !== null && row.cells[column] !== undefined).map((row) => ({ name: row.name, value: row.cells[column], text: seconds(row.cells[column] * factor), own: row.name === facts.planner ? "planned" : null }));
+  const list = rows.filter((row) => row.cells[column] !== null && row.cells[column] !== undefined).map((row) => ({ name: row.name, value: row.cells[column], text: seconds(row.cells[column] * factor), own: row.name === facts.planner.split(", ")[0] ? "planned" : null }));
   if (!list.length) return sentence(theme, width, "No strategy has a stage time.");
   return drawNamedBars(theme, width, list, "Stage time by strategy", "amount", `simulated (${facts.standing}); moves of homes included`);
 }
