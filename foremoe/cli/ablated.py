@@ -83,15 +83,15 @@ def _blocks(
 ) -> Iterable[tuple[dict[str, Any], dict[str, list[Mapping[str, Any]]]]]:  # fmt: skip
     """Yields R and foresight, in words, with the rows of each level. Cases whose levels all have the same plans are one block."""
     of_pair: dict[tuple[Any, ...], dict[str, list[Mapping[str, Any]]]] = {}
-    for (level, *pair), of in cases.items():
-        of_pair.setdefault(tuple(pair), {})[level] = of
+    for (level, slots, view), of in cases.items():
+        of_pair.setdefault((slots, view), {})[level] = of
     same: dict[Any, list[tuple[Any, ...]]] = {}
     for pair, levels in of_pair.items():
         plans = [_plans(of) for of in levels.values()]
         same.setdefault(pair if None in plans else (*levels, *plans), []).append(pair)
     for pairs in same.values():
-        slots, views = (", ".join(dict.fromkeys(map(str, values))) for values in zip(*pairs, strict=True))
-        yield {"redundant": slots, "foresight": views}, of_pair[pairs[0]]
+        numbers, kinds = (", ".join(dict.fromkeys(map(str, values))) for values in zip(*pairs, strict=True))
+        yield {"redundant": numbers, "foresight": kinds}, of_pair[pairs[0]]
 
 
 def _difference(figures: Mapping[str, Any], whole: Mapping[str, Any], same: bool) -> str | None:

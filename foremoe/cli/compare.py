@@ -11,7 +11,7 @@ from foremoe.cli.jsonio import JsonCommand, emit, require_writable
 from foremoe.cli.memory import table_lines
 from foremoe.cli.options import CaseOptions, case_options, option, planners_option, table_options, trainer_options
 from foremoe.cli.progress import Progress
-from foremoe.cli.simulate import HOMES_MOVE, OF_BALANCED, notes, shown_columns, step_line
+from foremoe.cli.simulate import FITS, HOMES_MOVE, OF_BALANCED, notes, shown_columns, step_line
 from foremoe.cli.tables import (
     BYTES,
     GIGABYTES,
@@ -53,6 +53,7 @@ COLUMNS = {
     "solver": Column("solver", left=True, rank=0), **PLANNED,
     "simulated_stage_s": Column("stage", SECONDS, rank=4), "speedup_vs_static": Column("speed-up", number(3), rank=1),
     "step_speedup": Column("step", number(3), rank=10), "share_of_balanced": OF_BALANCED,
+    "fits": FITS,
 }  # fmt: skip
 
 

@@ -25,6 +25,7 @@ from foremoe.workload.packing import AsGiven
 OF_BALANCED = Column(
     "of balanced", percent, rank=2, meaning="share of the throughput with even routing (locality can make it more than 100 %)"
 )
+FITS = Column("fits", lambda fits: "yes" if fits else "no")
 COLUMNS = {
     "solver": Column("solver", left=True, rank=0),
     "skew_mean": Column("skew mean", number(3), rank=4, meaning="largest over mean rank load of a layer and micro-step"),
@@ -40,7 +41,7 @@ COLUMNS = {
     "moves_s": Column("moves", SECONDS, meaning="of homes, exposed"), "reduction_s": Column("reduction", SECONDS),
     "optimizer_s": Column("optimizer", SECONDS),
     "peak_bytes": Column("peak", GIGABYTES, rank=7, meaning="memory of the fullest rank"),
-    "host_bytes": Column("host", GIGABYTES),
+    "host_bytes": Column("host", GIGABYTES), "fits": FITS,
 }  # fmt: skip
 HOMES_MOVE = "+ homes move: scored, never executed; the stage includes moving weights and gradients, exposed"
 
@@ -176,18 +177,18 @@ def notes(rows: Sequence[Mapping[str, Any]], key: str) -> list[str]:
 
 
 def step_line(rows: Sequence[Mapping[str, Any]], trainer: Trainer, runs: Collection[str]) -> str:
-    """Names the fastest of the systems that an engine `runs`, and describes the gains of whole steps.
+    """Names the fastest of the systems that can be executed (`runs`), and describes the gains of whole steps.
 
     Without --rollout-share, there is no column of whole steps, so the line has the gain of that system at several shares.
     """
     known = [row for row in rows if row["step_speedup_at"] is not None]
     if not known:
-        return "step: unknown without static; add it to --planners"
+        return "step: unknown; static and another strategy that plans all rows must be among --planners"
     real = [row for row in known if row["solver"] in runs]
     if not real:
-        return "step: no strategy of the table is one that an engine runs"
+        return "step: no strategy of the table can be executed"
     best = max([row for row in real if row.get("fits", True)] or real, key=lambda row: row["speedup_vs_static"])
-    fastest = f"fastest that an engine runs: {best['solver']}"
+    fastest = f"fastest that can be executed: {best['solver']}"
     if trainer.outside_s(0.0) is not None:
         outside = f"{outside_words(trainer)} lie outside the stages (--rollout-share)"
         return f"{fastest}; step: gain of a training step of which {outside}"

@@ -84,7 +84,7 @@ function drawByRank(theme, width, charts, description, each = 62) {
 
 function drawLinks(theme, width) {
   const { names, bytes_KG, busy_s_KG } = facts.links, busy = busy_s_KG !== null;
-  const charts = names.map((name, k) => ({ name: `${name.replace("rdma", "RDMA")}${busy ? ", seconds busy" : ""}`, values_G: busy ? busy_s_KG[k] : bytes_KG[k], units: busy ? TIME_UNITS : BYTE_UNITS, colour: LINK_COLOURS[name.split(" ")[0]] }));
+  const charts = names.map((name, k) => ({ name: `${name.replace("rdma", "RDMA")}${busy ? ", time busy" : ""}`, values_G: busy ? busy_s_KG[k] : bytes_KG[k], units: busy ? TIME_UNITS : BYTE_UNITS, colour: LINK_COLOURS[name.split(" ")[0]] }));
   const used = charts.filter(({ values_G }) => values_G.some((value) => value > 0));
   return used.length ? drawByRank(theme, width, used, "Load of links by rank") : sentence(theme, width, "No link transfers weights or gradients of replicas.");
 }
