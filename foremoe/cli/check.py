@@ -57,7 +57,7 @@ def check(plan_file: str, traces: tuple[str, ...], workload_file: str | None, js
     plan = load_plan(plan_file)
     broken = plan.violations()
     lawful = not broken
-    checked = [f"{plan.N} rows on their own"]
+    checked = [f"the laws of {plan.N} rows"]
     source = "the trace" if traces else "the workload file"
     work = dealt_again(plan, traces) if traces else None if workload_file is None else Workload.load(workload_file)
     if work is not None:

@@ -119,7 +119,7 @@ engine or recorder that `foremoe import` reads. Instead of a TRACE, most command
 
 \b
 Start here:
-  foremoe compare --synthetic qwen3-30b-a3b --ranks 16
+  foremoe compare --synthetic qwen3-30b-a3b --ranks 16 --dispatch node
   foremoe plan rollout.npz --ranks 16 -o plan.safetensors
   foremoe check plan.safetensors --trace rollout.npz
 
