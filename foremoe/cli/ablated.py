@@ -3,7 +3,7 @@
 import itertools
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from foremoe.cli.compare import PLANNED
 from foremoe.cli.simulate import notes
