@@ -9,7 +9,7 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from foremoe.base.errors import StaleWeights, TransferError
+from foremoe.base.errors import InputError, StaleWeights, TransferError
 from foremoe.plan.transfers import Link
 from foremoe.testing import TransferTests
 from foremoe.transfer import TransferBackend
@@ -53,6 +53,14 @@ class Shelf(TransferBackend):
 class TestShelf(TransferTests):
     backend = Shelf()
     in_process = True
+
+
+def test_a_backend_without_its_attributes_says_which():
+    methods = dict.fromkeys(("open", "start", "wait", "close"), lambda *_: None)
+    with pytest.raises(InputError, match="backend Mine lacks links and one_sided; set links = frozenset"):
+        type("Mine", (TransferBackend,), methods)
+    with pytest.raises(InputError, match="backend Mine lacks one_sided; set"):
+        type("Mine", (TransferBackend,), methods | {"links": frozenset({Link.PEER})})
 
 
 class GoesThroughFloat32(Local):
