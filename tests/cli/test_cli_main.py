@@ -18,6 +18,7 @@ import pytest
 from cli_runs import bad, good, run
 
 import foremoe
+from foremoe.__main__ import main as foremoe_main
 from foremoe.base.errors import PlanError
 from foremoe.cli.main import COMMANDS, main
 from foremoe.cli.options import CLUSTERS, IMBALANCES, MODELS, REGIMES
@@ -135,6 +136,16 @@ def test_an_interrupt_is_one_line_and_130(trace: str, monkeypatch: pytest.Monkey
     assert (result.exit_code, result.stdout, result.stderr) == (130, "", "interrupted\n")
 
 
+def test_an_interrupt_during_the_imports_is_one_line_and_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted:
+        def __getattr__(self, _: str) -> None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "foremoe.cli.main", Interrupted())  # type: ignore[arg-type]
+    with pytest.raises(SystemExit, match="130"):
+        foremoe_main()
+
+
 def test_a_signal_while_planning_ends_with_130(tmp_path: Path, trace: str, dealing: list[str]) -> None:
     (tmp_path / "slow_solver.py").write_text(
         "import sys, time\nfrom foremoe.solvers import RankSolver\n"
@@ -210,7 +221,9 @@ def test_progress_tells_which_of_how_many_and_the_time_left(monkeypatch: pytest.
     progress._compile_s, progress._num_compiled = lambda: 31.0, 126
     assert "1:01 elapsed, about 0:50 left" in progress.status(begin_s + 61)
     progress.num_done = 0
-    assert progress.status(begin_s + 61)[:79].startswith("1:01 elapsed, about 3:30 left, [#---------] 12%, 126 kernels compiled, ")
+    assert progress.status(begin_s + 61)[:79].startswith(
+        "1:01 elapsed, about 3:30 left, [#---------] 12%, 126 kernels compiled, "
+    )
     progress.num_done = 1
     assert "left" not in Progress().status(begin_s + 61)
     progress("greedy", 2, 2)
