@@ -33,7 +33,7 @@ from numba.extending import is_jitted
 
 _logger = logging.getLogger(__name__)
 _DIGEST_BYTES = 32
-COMPILING = "compiling kernels, once per machine; `foremoe warm-up` compiles the default planner ahead, in one to three minutes"
+COMPILING = "compiling kernels that are not cached yet; `foremoe warm-up` compiles only those of the default planner ahead"
 
 
 def inner_kernel(function: Callable[..., Any]) -> Any:

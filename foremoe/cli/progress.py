@@ -125,7 +125,7 @@ class Progress:
                     self._draw()
                 elif self._compile_s() - compiled_s > _PLAIN_S / 2:
                     gone = clock(time.monotonic() - self._begin_s)
-                    click.echo(f"{self.verb}: still compiling: {self._num_compiled} functions, {gone}", err=True)
+                    click.echo(f"{self.verb}: {self._num_compiled} kernels compiled so far, {gone} elapsed", err=True)
                 compiled_s = self._compile_s()
 
     def _draw(self) -> None:

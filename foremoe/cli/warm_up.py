@@ -8,7 +8,8 @@ from foremoe.warm import warm_up as compile_all
 _HELP = """Compiles the readers, the default planner, advice and the simulator, and caches the code on disk.
 
 The cache is in NUMBA_CACHE_DIR if this variable is set. The first run takes one to three minutes, and later runs take
-seconds. Run the command when you build an image, so that no training job has to compile.
+seconds. Run the command when you build an image, so that no training job has to compile. Other strategies and solvers compile
+when they first run, in `foremoe compare` for example.
 
 \b
 Example:
