@@ -14,7 +14,7 @@ from typing import Any
 from bench.cases import CASES, Case
 from bench.output import command_line, emit, hardware
 from bench.settings import BOTH, DISPATCHES, peak, under
-from foremoe.planner.comparison import compare, needs_first_left_out
+from foremoe.planner.comparison import compare
 from foremoe.planner.strategies import STRATEGIES
 from foremoe.problem.problem import Problem
 from foremoe.simulate import Judge
@@ -61,12 +61,11 @@ def _ratio(row: dict[str, Any], name: str) -> str:
 
 def section(case: Case, objective: str, problem: Problem, rows: list[dict[str, Any]]) -> str:
     """The section of one case: what it is, and its table."""
-    left_out = " Micro-step 0 is left out of all rows (no history)." if needs_first_left_out(problem, STRATEGIES, None) else ""
     load = f"{problem.M} micro-steps x {problem.L} layers, {problem.E} experts, {problem.G} ranks, R = {problem.R}"
     return (
         f"## {case.name} ({case.kind}), objective {objective}, dispatch {problem.cluster.dispatch}\n\n"
         f"{case.about}: {load}, cluster {case.cluster} "
-        f"(simulated, uncalibrated).{left_out}\n\n{table(rows)}"
+        f"(simulated, uncalibrated).\n\n{table(rows)}"
     )
 
 

@@ -1,6 +1,17 @@
 """``python -m foremoe``: the command line."""
 
-from foremoe.cli.main import main
+import sys
+
+
+def main() -> None:
+    """Runs the command line. An interrupt during the imports ends it as later ones do."""
+    try:
+        from foremoe.cli.main import main as command_line
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+    command_line()
+
 
 if __name__ == "__main__":
     main()

@@ -15,6 +15,8 @@ from foremoe.workload.packing import PackSolver
 
 __all__ = ["HomeSolver", "PackSolver", "PathSolver", "RankSolver", "SplitSolver"]
 
+A_SOLVER = "subclass foremoe.levels.RankSolver as a frozen dataclass (docs/extending.md)"
+
 # Letters: N rows, G ranks, E experts, S slots per rank, L layers, M micro-steps, C copies.
 
 

@@ -18,6 +18,7 @@ from foremoe.simulate import simulate
 from foremoe.solvers.home.anneal import Anneal
 from foremoe.solvers.pack.repack import repack
 from foremoe.solvers.search.search import Search
+from foremoe.synthetic import synthetic_trace
 from foremoe.workload.routed_experts import count_workload, from_routed_experts
 from foremoe.workload.workload import Workload
 
@@ -30,7 +31,7 @@ _DTYPES = {16: (np.uint8, np.int16, np.int32, np.int64), 512: (np.int16, np.int3
 
 
 def warm_up(progress: Callable[[str], None] | None = None) -> float:
-    """Compiles readers, packing, the default planner, advice and the simulator by running them on tiny inputs.
+    """Compiles readers, packing, the default planner, advice, the simulator and synthetic traces by running them on tiny inputs.
 
     numba caches the compiled functions on disk.
 
@@ -53,6 +54,7 @@ def warm_up(progress: Callable[[str], None] | None = None) -> float:
                 split_over_sources(*sources, 0, demand_NVE=problem.counts().demand_NVE)
                 simulate(problem, plan)
             Anneal(sweeps=2).solve(problem)
+        synthetic_trace("gpt-oss-20b", num_sequences=1, num_layers=1)
         one_Q, rank_Q = np.ones(4, np.int64), np.arange(4) // 2
         repack(one_Q, one_Q, np.ones((4, 1, 2), np.int64), rank_Q, one_Q, 2, np.arange(4) % 2)
     return time.perf_counter() - begin_s

@@ -50,3 +50,17 @@ def test_the_results_are_those_of_a_committed_run():
     assert len(shown) == 1 and page
     for table in shown + page:
         assert any(table in result for result in results), table
+
+
+def test_what_it_says_of_gpus_is_in_their_newest_results():
+    """The column of one GPU: its devices have result files, and in the newest every named backend was right in every row."""
+    names, *rows = [line.split("|")[1:-1] for line in README.splitlines() if line.count("|") == 5 and "---" not in line][:5]
+    for device in re.findall(r"[A-Z]\d+", names[2]):
+        assert sorted((ROOT / "bench/results").glob(f"gpu-right_{device.lower()}_*.md")), device
+    result = max((ROOT / "bench/results").glob("gpu-right_*.md"), key=lambda path: path.stem.split("_")[-1]).read_text()
+    for backend in re.findall(r"`(\w+)`", rows[-1][0]):
+        last = [line.split("|")[-2].strip() for line in result.splitlines() if line.startswith(f"| {backend} |")]
+        assert last and set(last) == {"right"}, backend
+    for part in ("A layer in bf16 against float64", "Megatron-Core with two ranks on one GPU"):
+        assert part in result
+    assert "wrong" not in result

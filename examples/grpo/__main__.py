@@ -25,7 +25,7 @@ class _Command(OneSentence, JsonCommand):
 @click.option(
     "--ranks", type=click.IntRange(2, 32), default=2, show_default=True, help="Processes; the experts are spread over them."
 )
-@click.option("--steps", type=click.IntRange(1, 10_000), default=5, show_default=True, help="GRPO steps.")
+@click.option("--steps", type=click.IntRange(1, 10_000), default=4, show_default=True, help="GRPO steps.")
 @click.option(
     "--redundant",
     metavar="R",

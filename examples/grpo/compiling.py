@@ -43,7 +43,7 @@ class Progress:
         self.num_done += 1
         now_s = time.perf_counter()
         if self.num_done == 1:
-            self.say("compiling kernels, on the first run only; this takes a minute or two")
+            self.say("compiling kernels, on the first run only; this takes one to three minutes")
         elif now_s - self.said_s >= _EVERY_S:
             self.say(f"compiling kernels: {self.num_done} done, {now_s - self.begin_s:.0f} s")
         else:

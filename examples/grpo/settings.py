@@ -44,7 +44,7 @@ class Settings:
     ffn_size: int = 384
     num_heads: int = 4
     instruction_std: float = 0.3
-    pretrain_steps: int = 170
+    pretrain_steps: int = 130
     pretrain_batch: int = 96
     pretrain_lr: float = 3e-3
     mistakes: float = 0.06

@@ -12,10 +12,10 @@ from foremoe.advice.slots import LEAST_GAIN, SlotChoice, choose_slots, fit_at_ho
 from foremoe.base.arrays import Array
 from foremoe.machine.trainer import Trainer
 from foremoe.planner.planner import Planner
-from foremoe.problem.memory import Fit, buffer_bytes, gigabytes
+from foremoe.problem.memory import Fit, buffer_bytes, fit, gigabytes
 from foremoe.problem.problem import Problem
 from foremoe.simulate.pipeline import on_pipeline
-from foremoe.simulate.stage import force_balanced, simulate
+from foremoe.simulate.stage import even_routing, force_balanced, simulate
 from foremoe.solvers.home.anneal import Anneal
 from foremoe.solvers.home.price import price_L
 
@@ -63,7 +63,8 @@ class Advice:
     Attributes:
         speedup: Speed-up of the planned case over static placement without redundant slots.
         even_gain: Relative throughput that even routing would add to the planned case.
-        fit: Memory of the fullest rank with all experts at home, including buffers.
+        fit: Memory of the fullest rank, including buffers. If the case does not fit with all experts at home, but may fit with an
+            even load, it is that of the default plan.
         fits_bare: Whether the case fits into memory without redundant slots. If it does not, fewer slots do not help.
         changes: All changes that were tried. Changes of the number of slots come first, followed by all other changes in order of
             gain.
@@ -79,26 +80,27 @@ class Advice:
 
     @property
     def best(self) -> Change | None:
-        """The recommended change, or None if no change gains 1 %.
+        """The recommended change, or None if no change gains 1 % (a layout: 4 %).
 
         A change that makes the case fit into memory has priority, first of all activation recomputation. The number of slots
         comes next, then the change with the largest gain. Slots have priority over other changes because they work in every
         trainer. `choose_slots` finds the number of slots. Layouts that do not fit are not recommended.
         """
         if not self.fit.fits:
-            cures = [change for change in self.changes if change.fits and (change.name == RECOMPUTE or change.cost == LAYOUT)]
+            cures = [change for change in self.changes if change.fits and (change.name == RECOMPUTE or change.cost in REDEALT)]
             if cures:
                 return min(cures, key=lambda change: change.name != RECOMPUTE)
-        memory = (RECOMPUTE, DO_NOT_RECOMPUTE)
-        possible = [c for c in self.changes if c.fits or not (self.fits_bare or c.name in memory or c.cost == LAYOUT)]
-        paying = [change for change in possible if change.speedup >= 1.0 + LEAST_GAIN]
+        memory, fits = (RECOMPUTE, DO_NOT_RECOMPUTE), self.fit.fits or self.fits_bare
+        possible = [c for c in self.changes if c.fits or not (fits or c.name in memory or c.cost in REDEALT)]
+        paying = [change for change in possible if change.speedup >= 1.0 + _least(change)]
         slots = [change for change in paying if change.name == f"R = {self.slots.redundant}"]
         others = [change for change in paying if not _of_slots(change)]
         return next(iter(slots or others), None)
 
-    def of_stage(self, speedup: float | None) -> Self:
-        """Returns the advice with the simulated speed-up of the whole stage in place of the sample's, unless it is None."""
-        return self if speedup is None else dataclasses.replace(self, speedup=speedup)
+    def of_stage(self, speedup: float | None, share_of_balanced: float | None) -> Self:
+        """Returns the advice with the figures of the simulated whole stage in place of the sample's, unless they are None."""
+        even_gain = self.even_gain if share_of_balanced is None else 1.0 / share_of_balanced - 1.0
+        return self if speedup is None else dataclasses.replace(self, speedup=speedup, even_gain=even_gain)
 
     def rows(self) -> list[dict[str, Any]]:
         """Returns one row for each entry of `changes`, with ``change``, ``speedup``, ``fits`` and ``cost``."""
@@ -108,28 +110,32 @@ class Advice:
     def beside_even(self) -> str:
         """Returns a sentence that compares the case with even routing."""
         if self.even_gain <= -0.0005:
-            return f"even routing without slots would take {1.0 / (1.0 + self.even_gain) - 1.0:.1%} longer"
+            return f"the plan is {1.0 / (1.0 + self.even_gain) - 1.0:.1%} faster than even routing without slots"
         return f"even routing would gain {max(self.even_gain, 0.0):.1%} more"
 
     def __str__(self) -> str:
         best, most = self.best, self.speedup * max((c.speedup for c in self.changes if _of_slots(c)), default=1.0)
         most = max(self.speedup, most)
-        unfit = "" if self.fit.fits else "; no change that was tried makes the stage fit into memory"
         if most < 1.0 + LEAST_USE:
             longer = f"the stage would take {over(1.0, self.speedup) - 1.0:.1%} longer"
             return f"do not use foremoe here: {longer if self.speedup < 1.0 else f'it would gain {most - 1.0:.1%}'}"
-        if best is None:
-            where = "" if any(change.cost == LAYOUT for change in self.changes) else " with these micro-steps and ranks"
-            return f"nothing to change{where}: {self.beside_even}{unfit}"
-        if best.name == RECOMPUTE or (best.cost == LAYOUT and not self.fit.fits):
+        if best is not None and not self.fit.fits and (best.name == RECOMPUTE or best.cost in REDEALT):
             return f"{best.name}: the stage does not fit without it ({best.cost})"
+        needs = self.fit.text().partition(";")[0].replace("fit: ", "fit: needs ")
+        unfit = "" if self.fit.fits else f"{needs}, and no change that was tried makes it fit; "
+        if best is None:
+            where = "" if any(change.cost in REDEALT for change in self.changes) else " with these micro-steps and ranks"
+            return f"{unfit or f'nothing to change{where}: '}{self.beside_even}"
         # Changes of the number of slots, among which `choose_slots` chooses, come first in `changes`.
-        other = next((c for c in self.changes if not _of_slots(c) and c.fits and c.speedup >= best.speedup + LEAST_GAIN), None)
+        other = next((c for c in self.changes if not _of_slots(c) and c.fits and c.speedup >= best.speedup + _least(c)), None)
         larger = "" if other is None else f"; {other.name} would gain {other.speedup - 1.0:.1%} ({other.cost})"
-        return f"{best.name}: {best.speedup - 1.0:.1%} more tokens per second ({best.cost}){larger}{unfit}"
+        return f"{unfit}{best.name}: {best.speedup - 1.0:.1%} more tokens per second ({best.cost}){larger}"
 
 
-LAYOUT = "another layout"  # cost of the cases in `redealt`, which not every command tries
+LAYOUT_ERROR = 0.04
+"""Largest error of an estimated layout (docs/advice.md). A layout that gains less is not recommended."""
+LAYOUT, LONGER = f"another layout, ±{LAYOUT_ERROR * 100:.0f} %", "other micro-steps"
+REDEALT = (LAYOUT, LONGER)  # costs of the cases in `redealt`, which not every command tries
 RECOMPUTE, DO_NOT_RECOMPUTE = "turn on activation recomputation", "turn off activation recomputation"
 
 
@@ -166,26 +172,37 @@ def advise(
     if slots is None:
         slots = choose_slots(problem, trainer=trainer, pp=pp, num_threads=num_threads)
     of_slots_s = {f"R = {option.redundant}": option.stage_s for option in slots.options}  # simulated already
-    tried = list(_changes(case, slots)) + [(name, LAYOUT, other) for name, other in (redealt or {}).items()]
+    tried = list(_changes(case, slots))
+    for name, other in (redealt or {}).items():
+        tried.append((name, LONGER if (other.problem.G, other.pp) == (problem.G, pp) else LAYOUT, other))
     now_s, changes = stage_seconds(case, case, num_threads=num_threads), list[Change]()
     bare = case._replace(problem=dataclasses.replace(problem, redundant=0))
     for i, (name, cost, other) in enumerate(tried):
         other_s = of_slots_s[name] if name in of_slots_s else stage_seconds(other, case, num_threads=num_threads)
-        changes.append(Change(name=name, speedup=over(now_s, other_s), cost=cost, case=other, fits=_fit(other).fits))
+        changes.append(Change(name=name, speedup=over(now_s, other_s), cost=cost, case=other, fits=_fit(other, num_threads).fits))
         if progress is not None:
             progress(name, i + 1, len(tried))
     changes.sort(key=lambda change: (not _of_slots(change), -change.speedup))
     return Advice(
         speedup=over(slots.options[0].stage_s, now_s),
         even_gain=over(now_s, stage_seconds(case, case, even=True)) - 1.0,
-        fit=_fit(case), fits_bare=_fit(bare).fits, changes=tuple(changes), slots=slots,
+        fit=_fit(case, num_threads), fits_bare=_fit(bare).fits, changes=tuple(changes), slots=slots,
     )  # fmt: skip
 
 
-def _fit(case: Case) -> Fit:
-    at_home, buffers = fit_at_home(case.ranks(), case.trainer), buffer_bytes(case.problem, case.problem.R)
+def _fit(case: Case, num_threads: int | None = None) -> Fit:
+    ranks, buffers = case.ranks(), buffer_bytes(case.problem, case.problem.R)
+    at_home = fit_at_home(ranks, case.trainer)
     again = at_home.reforward_bytes
-    return Fit(at_home.peak_bytes + buffers, None if again is None else again + buffers, at_home.memory_bytes)
+    found = Fit(at_home.peak_bytes + buffers, None if again is None else again + buffers, at_home.memory_bytes)
+    if found.fits or not case.problem.R or not fit_at_home([even_routing(rank) for rank in ranks], case.trainer).fits:
+        return found
+    placements = [Planner().plan(rank, num_threads=num_threads)[0].placement for rank in ranks]
+    return Fit.worst([fit(rank, placement, trainer=case.trainer) for rank, placement in zip(ranks, placements, strict=True)])
+
+
+def _least(change: Change) -> float:
+    return LAYOUT_ERROR if change.cost == LAYOUT else LEAST_GAIN
 
 
 def _of_slots(change: Change) -> bool:

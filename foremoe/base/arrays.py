@@ -164,6 +164,10 @@ class ArrayValue:
 
         return fields(self)
 
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        # IPython and hypothesis would print all fields.
+        printer.text(repr(self))
+
     def __reduce__(self) -> Any:
         # Arrays from a pickle or a copy are writable.
         return _restored, (type(self), {field.name: getattr(self, field.name) for field in dataclasses.fields(self)})  # type: ignore[arg-type]

@@ -33,6 +33,7 @@ from numba.extending import is_jitted
 
 _logger = logging.getLogger(__name__)
 _DIGEST_BYTES = 32
+COMPILING = "compiling kernels that are not cached yet; `foremoe warm-up` compiles only those of the default planner ahead"
 
 
 def inner_kernel(function: Callable[..., Any]) -> Any:
@@ -91,7 +92,7 @@ class _Clock(event.Listener):  # type: ignore[misc]
             self.told = True
             # A watcher shows it in its own way, and the ranks of a machine share a cache.
             if not self.watchers and os.environ.get("LOCAL_RANK", "0") == "0":
-                _logger.warning("foremoe: compiling kernels, once per machine (about a minute); `foremoe warm-up` does it ahead")
+                _logger.warning("foremoe: %s", COMPILING)
         self.begun.append((time.perf_counter(), time.thread_time()))
 
     def on_end(self, event: Any) -> None:

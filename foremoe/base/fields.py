@@ -14,15 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from foremoe.base.errors import InputError, first_line
+from foremoe.base.errors import InputError, did_you_mean, first_line
 from foremoe.base.files import read_file, write_file
 
 MAX_WHOLE = 2**53
 """Largest whole number that a field may hold. float64 represents it and all smaller ones exactly."""
 # Enough for the nodes of 32767 ranks, with one line for each.
 _MAX_TOML_BYTES = 2**19
-# Maximum number of known keys that an error message lists.
-_NEAR_KEYS = 12
+# A message lists all keys if there are no more.
+_FEW_KEYS = 12
 # Parsing a key of n parts takes n^2 / 2 references. foremoe's tables do not use such keys.
 _MANY_PARTS = re.compile(r"(?:\.[^.\n]*){32}")
 
@@ -85,9 +85,11 @@ def check_keys(table: Mapping[str, Any], known: Collection[str], required: Colle
     """Raises InputError if `table` has a key that is not in `known`, or if it lacks a key in `required`."""
     unknown = [key for key in table if key not in known]
     if unknown:
-        near = difflib.get_close_matches(str(unknown[0]), known, _NEAR_KEYS, 0.0)
-        which = "the keys" if len(near) == len(known) else f"of its {len(known)} keys the nearest"
-        raise InputError(f"{where} has the unknown key {shown(unknown[0])}; {which} are {', '.join(near)}.")
+        near = difflib.get_close_matches(str(unknown[0]), known, 3)
+        which = f"remove it, because none of its {len(known)} keys is similar"
+        if near or len(known) <= _FEW_KEYS:
+            which = f"the {'nearest' if near else 'keys'} are {', '.join(near or known)}"
+        raise InputError(f"{where} has the unknown key {shown(unknown[0])}; {which}.")
     missing = [key for key in required if key not in table]
     if missing:
         raise InputError(f"{where} lacks {', '.join(missing)}; add {'it' if len(missing) == 1 else 'them'}.")
@@ -130,7 +132,8 @@ def preset(file: str, name: str, kind: str) -> dict[str, Any]:
     """Returns a copy of a preset's table, to which the name is added. The case of `name` does not matter."""
     key = name.strip().lower() if isinstance(name, str) else ""
     if key not in _shipped(file):
-        raise InputError(f"there is no {kind} preset {shown(name)}; choose one of {', '.join(preset_names(file))}.")
+        meant = did_you_mean(key, preset_names(file)) if key else ""
+        raise InputError(f"there is no {kind} preset {shown(name)}; {meant}choose one of {', '.join(preset_names(file))}.")
     return {"name": key, **_shipped(file)[key]}
 
 

@@ -17,6 +17,8 @@ from foremoe.base.files import open_regular, write_file
 from foremoe.base.schema import parse_json
 from foremoe.base.stored import HEADER_KEY, open_stored
 
+_KINDS = ("plan", "trace", "workload")
+
 
 def digest(header: dict[str, Any], tensors: dict[str, Array]) -> str:
     """Returns a checksum of a JSON header and of the names, dtypes, shapes and bytes of arrays, as 32 hex digits."""
@@ -49,7 +51,9 @@ def read_tensors(path: str | os.PathLike[str], kind: str, version: int) -> tuple
     with open_stored(source, f"a {kind} file") as stored:
         header = json_header(stored.header)
         if header.get("kind") != kind:
-            raise InputError(f"{str(source)!r} is not a {kind} file; give one that foremoe wrote.")
+            found = header.get("kind")
+            known = f", but a {found} file; `foremoe inspect` shows it" if found in _KINDS else "; give one that foremoe wrote"
+            raise InputError(f"{str(source)!r} is not a {kind} file{known}.")
         require_format(source, header, version)
         tensors = {name: stored.read(name) for name in stored.names}
     if digest({k: v for k, v in header.items() if k != "checksum"}, tensors) != header.get("checksum"):

@@ -40,8 +40,8 @@ class Varied(NamedTuple):
 
 _HELP = """Leaves out one level of a planner at a time: pack, home, node, rank, split, order, path and the guard.
 
-The ablation is repeated for every number of redundant slots, kind of foresight, node size and seed. Identical plans share a line
-of the table. In JSON and CSV, each plan has a row of its own.
+The ablation is repeated for every number of redundant slots, kind of foresight, node size and seed. Slots and kinds of foresight
+with the same plans share their lines. In JSON and CSV, each plan has a row of its own.
 
 \b
 Examples:
@@ -136,6 +136,5 @@ def _head(case: Case, varied: Varied) -> list[str]:
 def _foot(case: Case, notes: list[str]) -> list[str]:
     return [
         f"stage, speed-up over static: simulated, {case.constants}",
-        "any: with every level, and with each left out; a line without figures has the plan of the line above",
         *notes,
     ]  # fmt: skip

@@ -1,24 +1,27 @@
-"""Output lines of ``foremoe ablate``. Each distinct plan has one line, with the names of its planners and means over seeds."""
+"""Output lines of ``foremoe ablate``. Each level that is left out has one line, with means over seeds."""
 
 import itertools
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-from foremoe.cli.compare import PLANNED, notes
+from foremoe.cli.compare import PLANNED
+from foremoe.cli.simulate import notes
 from foremoe.cli.tables import SECONDS, Column, Spread, Table, flat, number, plural
 from foremoe.cli.tones import tones
+from foremoe.planner.ablation import ALL
 from foremoe.planner.planner import Planner
 
 GAIN = "speedup_vs_static"
+SAME = "= all"
 COLUMNS = {
     "planner": Column("planner", left=True), "ranks_per_node": Column("node"), "levels": Column("levels", left=True, rank=0),
     "redundant": Column("R", left=True, rank=0), "foresight": Column("foresight", left=True, rank=0), **PLANNED,
     "simulated_stage_s": Column("stage", SECONDS, rank=2), GAIN: Column("speed-up", number(3), rank=1),
+    "difference": Column("change", rank=1, meaning=f"of the speed-up if a level is left out; {SAME}: the same plan"),
 }  # fmt: skip
 # Fields whose values distinguish lines, in the order of the table. Lines that differ only in the seed are merged.
 _WHERE, _WHAT = ("planner", "ranks_per_node"), ("levels", "redundant", "foresight")
-_ANY = "any"
 
 
 def lines_of(rows: Sequence[Mapping[str, Any]], planners: Mapping[str, Planner]) -> tuple[Table, list[str]]:
@@ -30,65 +33,58 @@ def lines_of(rows: Sequence[Mapping[str, Any]], planners: Mapping[str, Planner])
     lines: list[dict[str, Any]] = []
     sources: list[dict[str, Any]] = []
     for where, keys in itertools.groupby(planned, key=lambda key: key[:2]):
-        everything = [list(dict.fromkeys(row[key] for row in rows if row["planner"] == where[0])) for key in _WHAT]
-        for of in _of_one_plan({key[2:]: planned[key] for key in keys}):
-            figures = _means(of.figures) | dict(zip(_WHERE, where, strict=True))
-            for i, block in enumerate(of.blocks):
-                named = {key: _named(values, all_of) for key, values, all_of in zip(_WHAT, block, everything, strict=True)}
-                if i == 0 and of.figures[0]["plan"] is None:
-                    named["levels"] += f" ({plural(of.figures[0]['n_solved'], 'row')})"
-                lines.append(figures | named if i == 0 else named)
-                sources.append(figures if i == 0 else {})
+        for named, levels in _blocks({key[2:]: planned[key] for key in keys}):
+            whole = levels.get(ALL)
+            for level, of in levels.items():
+                line = named | dict(zip(_WHERE, where, strict=True)) | {"levels": level}
+                if of[0]["plan"] is None:
+                    line["levels"] += f" ({plural(of[0]['n_solved'], 'row')})"
+                figures = _means(of)
+                if whole is not None and of is not whole:
+                    line["difference"] = _difference(figures, _means(whole), _plans(of) == _plans(whole) is not None)
+                repeats = line.get("difference") == SAME
+                lines.append(line if repeats else figures | line)
+                sources.append({} if repeats else figures)
     several = [key for key in _WHERE if len({row[key] for row in rows}) > 1]
     columns = {key: column._replace(rank=0) if key in several else column for key, column in COLUMNS.items()}
     told = [{"note": row.get("note"), "name": _name(row, planners)} for row in rows]
     return Table(columns, lines, rows, tones(sources, GAIN)), notes(told, "name")
 
 
-class _Same(NamedTuple):
-    """Cases that have the same plans, as products of values of `_WHAT`, and the first case's rows, one for each seed."""
-
-    blocks: list[tuple[list[Any], ...]]
-    figures: list[Mapping[str, Any]]
-
-
-def _of_one_plan(cases: Mapping[tuple[Any, ...], list[Mapping[str, Any]]]) -> Iterable[_Same]:
-    groups: dict[Any, list[tuple[Any, ...]]] = {}
-    for key, of in cases.items():
-        plans = tuple(row["plan"] for row in of)
-        groups.setdefault(key if None in plans else plans, []).append(key)
-    for keys in groups.values():
-        yield _Same(_blocks(keys), cases[keys[0]])
+def _plans(rows: Sequence[Mapping[str, Any]]) -> tuple[Any, ...] | None:
+    """Returns the plans of all seeds, or None if a plan does not cover all rows and equals no other plan."""
+    plans = tuple(row["plan"] for row in rows)
+    return None if None in plans else plans
 
 
-def _blocks(keys: Sequence[tuple[Any, ...]]) -> list[tuple[list[Any], ...]]:
-    """Groups (levels, R, foresight) into few products: first levels that share (R, foresight), then foresights that share R."""
-    pairs_of: dict[Any, list[tuple[Any, ...]]] = {}
-    for levels, *pair in keys:
-        pairs_of.setdefault(levels, []).append(tuple(pair))
-    blocks: list[tuple[list[Any], ...]] = []
-    for pairs, levels in _merged(pairs_of):
-        slots_of: dict[Any, list[Any]] = {}
-        for slots, view in pairs:
-            slots_of.setdefault(view, []).append(slots)
-        blocks += [(levels, list(slots), views) for slots, views in _merged(slots_of)]
-    return blocks
+def _blocks(
+    cases: Mapping[tuple[Any, ...], list[Mapping[str, Any]]]
+) -> Iterable[tuple[dict[str, Any], dict[str, list[Mapping[str, Any]]]]]:  # fmt: skip
+    """Yields R and foresight, in words, with the rows of each level. Cases whose levels all have the same plans are one block."""
+    of_pair: dict[tuple[Any, ...], dict[str, list[Mapping[str, Any]]]] = {}
+    for (level, slots, view), of in cases.items():
+        of_pair.setdefault((slots, view), {})[level] = of
+    same: dict[Any, list[tuple[Any, ...]]] = {}
+    for pair, levels in of_pair.items():
+        plans = [_plans(of) for of in levels.values()]
+        same.setdefault(pair if None in plans else (*levels, *plans), []).append(pair)
+    for pairs in same.values():
+        numbers, kinds = (", ".join(dict.fromkeys(map(str, values))) for values in zip(*pairs, strict=True))
+        yield {"redundant": numbers, "foresight": kinds}, of_pair[pairs[0]]
 
 
-def _merged(found: Mapping[Any, list[Any]]) -> list[tuple[tuple[Any, ...], list[Any]]]:
-    """Returns the distinct lists of values. With each list are the keys that have it."""
-    by_values: dict[tuple[Any, ...], list[Any]] = {}
-    for key, values in found.items():
-        by_values.setdefault(tuple(values), []).append(key)
-    return list(by_values.items())
-
-
-def _named(values: Sequence[Any], everything: Sequence[Any]) -> str:
-    return _ANY if 1 < len(values) == len(everything) else ", ".join(map(str, values))
+def _difference(figures: Mapping[str, Any], whole: Mapping[str, Any], same: bool) -> str | None:
+    """Returns the change of the speed-up if a level is left out."""
+    if same:
+        return SAME
+    mine, all_gain = figures[GAIN], whole[GAIN]
+    return None if mine is None or all_gain is None else f"{mine / all_gain - 1.0:+.1%}"
 
 
 def _name(row: Mapping[str, Any], planners: Mapping[str, Planner]) -> str:
     """Returns the name of a row for use in a note. If nothing was planned for the row, the name includes R and foresight."""
+    if row["n_solved"] and row["foresight"] == "previous":
+        return "previous"
     name = row["levels"] if len(planners) == 1 else f"{row['planner']} {row['levels']}"
     return name if row["n_solved"] else f"{name} (R = {row['redundant']}, {row['foresight']})"
 
@@ -99,7 +95,7 @@ def _means(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for name in COLUMNS:
         values = [line.get(name) for line in lines]
-        if name in (*_WHERE, *_WHAT):
+        if name in (*_WHERE, *_WHAT, "difference"):
             continue
         numbers = [value for value in values if value is not None]
         if len(numbers) < len(values):

@@ -21,13 +21,14 @@ from foremoe.cli.options import (
     trainer_options,
 )
 from foremoe.cli.progress import Progress
+from foremoe.cli.simulate import FITS
 from foremoe.cli.tables import Column, Look, Table, number, plural
 from foremoe.problem.problem import Problem
 from foremoe.simulate.pipeline import on_pipeline
 
 COLUMNS = {
     "change": Column("change", left=True, rank=0), "speedup": Column("throughput", number(3), rank=1),
-    "fits": Column("fits", lambda fits: "yes" if fits else "no", rank=2), "cost": Column("costs or needs", left=True, rank=3),
+    "fits": FITS._replace(rank=2), "cost": Column("costs or needs", left=True, rank=3),
 }  # fmt: skip
 SMALLER = (2, 4, 8)  # divisors of the EP degree
 _FEW = 4  # micro-steps

@@ -13,6 +13,7 @@ from foremoe.plan.plan import Plan
 from foremoe.planner.parsing import parse
 from foremoe.problem.problem import Problem
 from foremoe.report.rows import executable_problem
+from foremoe.routing.files import OtherExperts
 from foremoe.workload.recordings import is_of_counts
 from foremoe.workload.workload import Workload
 
@@ -57,9 +58,13 @@ def check(plan_file: str, traces: tuple[str, ...], workload_file: str | None, js
     plan = load_plan(plan_file)
     broken = plan.violations()
     lawful = not broken
-    checked = [f"{plan.N} rows on their own"]
+    checked = [f"the laws of {plan.N} rows"]
     source = "the trace" if traces else "the workload file"
-    work = dealt_again(plan, traces) if traces else None if workload_file is None else Workload.load(workload_file)
+    work = None
+    try:
+        work = dealt_again(plan, traces) if traces else None if workload_file is None else Workload.load(workload_file)
+    except OtherExperts as error:
+        broken.append(PlanError(LOAD, "", str(error).partition("; give")[0]))
     if work is not None:
         broken += load_violations(plan, work, source)
         # If a plan is broken or was made for other loads, its shares and costs cannot be checked.
@@ -80,6 +85,15 @@ def check(plan_file: str, traces: tuple[str, ...], workload_file: str | None, js
 
 def dealt_again(plan: Plan, traces: tuple[str, ...]) -> Workload:
     """Packs `traces` again in the way that the plan's header records, and returns the workload."""
+    try:
+        return _dealt_again(plan, traces)
+    except OtherExperts as error:
+        made = f"the plan was made for {plan.header.model.name} ({plan.E} experts)"
+        other = f"this trace has {error.num_experts}; give the trace that was planned."
+        raise OtherExperts(f"{made}; {other}", error.num_experts) from None
+
+
+def _dealt_again(plan: Plan, traces: tuple[str, ...]) -> Workload:
     head = plan.header
     if head.dealt is None:
         raise InputError("the plan does not say how its batch was dealt (it was counted elsewhere); give --workload FILE.")

@@ -11,7 +11,7 @@ from foremoe.cli.jsonio import JsonCommand, emit, require_writable
 from foremoe.cli.memory import table_lines
 from foremoe.cli.options import CaseOptions, case_options, option, planners_option, table_options, trainer_options
 from foremoe.cli.progress import Progress
-from foremoe.cli.simulate import OF_BALANCED, shown_columns, step_line
+from foremoe.cli.simulate import FITS, HOMES_MOVE, OF_BALANCED, notes, shown_columns, step_line
 from foremoe.cli.tables import (
     BYTES,
     GIGABYTES,
@@ -53,6 +53,7 @@ COLUMNS = {
     "solver": Column("solver", left=True, rank=0), **PLANNED,
     "simulated_stage_s": Column("stage", SECONDS, rank=4), "speedup_vs_static": Column("speed-up", number(3), rank=1),
     "step_speedup": Column("step", number(3), rank=10), "share_of_balanced": OF_BALANCED,
+    "fits": FITS,
 }  # fmt: skip
 
 
@@ -64,7 +65,7 @@ without a guard. With Planner(rank=(SOLVER,)) instead of SOLVER, rows that SOLVE
 
 \b
 Example:
-  foremoe compare rollout.npz --ranks 16 --planners static,quota,foremoe
+  foremoe compare rollout.npz --ranks 16 --dispatch node --planners static,quota,foremoe
 """
 
 
@@ -97,12 +98,12 @@ def compare(
             case.problem, chosen, history_LE=case.history_LE, exact_budget_s=exact_seconds, seed=case_options.seed,
             trainer=trainer, judge=judge, progress=progress,
         )  # fmt: skip
-        known = next((row["speedup_vs_static"] for row in rows if row["solver"] == "foremoe"), None)
-        told = advise(case.problem, trainer=trainer, slots=case.slots, progress=progress.within("advice")).of_stage(known)
+        ours = next((row for row in rows if row["solver"] == "foremoe"), dict[str, Any]())
+        known = ours.get("speedup_vs_static"), ours.get("share_of_balanced")
+        told = advise(case.problem, trainer=trainer, slots=case.slots, progress=progress.within("advice")).of_stage(*known)
     rows = [dict.fromkeys(judge.FIGURES) | row for row in rows]
     payload = {
         "rows": rows, "case": case.record, "objective": case.problem.cost.objective,
-        "micro_step_0_left_out": comparison.needs_first_left_out(case.problem, chosen, case.history_LE),
         "cost_model": case.cost_model, "residual": case.problem.cluster.residual,
         "static_stage_s": judge.static_s, "trainer": trainer, "advice": str(told),
     }  # fmt: skip
@@ -121,7 +122,7 @@ def table(rows: Sequence[Mapping[str, Any]], planners: Mapping[str, Planner]) ->
             continue
         name = row["solver"]
         sampled = "same_rows" in row
-        label = f"{name} ({plural(row['n_solved'], 'row')})" if sampled else name if planners[name].keeps_homes else f"{name} *"
+        label = f"{name} ({plural(row['n_solved'], 'row')})" if sampled else name if planners[name].keeps_homes else f"{name} +"
         lines.append(flat(row) | {"solver": label})
         sources.append(row if planners[name].keeps_homes else {"fits": row["fits"]})
         same = row.get("same_rows") or {}
@@ -138,16 +139,5 @@ def footers(
     """Returns the lines that explain the table."""
     lines = [f"stage, speed-up over static ({seconds(static_s)}): simulated, {constants}"]
     if any(row["transfer_s"] is not None and not planners[row["solver"]].keeps_homes for row in rows):
-        lines.append("* homes move: scored, never executed; the stage has their weights and gradients on the way, exposed")
+        lines.append(HOMES_MOVE)
     return lines + notes(rows, "solver")
-
-
-def notes(rows: Sequence[Mapping[str, Any]], key: str) -> list[str]:
-    """Returns the notes of all lines. Each sentence appears once, with the names of the lines to which it applies."""
-    names: dict[str, dict[str, None]] = {}
-    num_names = len({row[key] for row in rows})
-    for row in rows:
-        if row.get("note"):
-            # The library's message names an argument, for which the command line has an option.
-            names.setdefault(row["note"].replace("history_LE", "--history TRACE"), {})[row[key]] = None
-    return [f"{'every line' if 2 < num_names == len(lines) else ', '.join(lines)}: {note}" for note, lines in names.items()]

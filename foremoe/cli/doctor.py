@@ -136,5 +136,5 @@ def _kernels() -> tuple[str, str]:
     if file is None:
         return "not cached", "every process compiles them, or numba's compiler is off"
     if os.path.exists(file._index_path):
-        return "compiled", "again after a change of foremoe or numba"
-    return "not compiled", "the first plan compiles for a minute; `foremoe warm-up` does it ahead"
+        return "compiled", "they are compiled again if foremoe or numba has changed since"
+    return "not compiled", "the first plan compiles for one to three minutes; `foremoe warm-up` does it ahead"

@@ -142,7 +142,7 @@ def workload_text(figures: dict[str, Any]) -> list[str]:
         f"{size['min']:,} to {size['max']:,} tokens in a micro-step",
         skew_line,
         *popularity_text(figures["popularity"]),
-        f"dealt: {dealing_text(figures['dealt'], 'elsewhere (counts only)')}",
+        f"dealt: {dealing_text(figures['dealt'], 'by another program, which recorded only counts')}",
     ]
 
 

@@ -110,7 +110,8 @@ def read_routing(
         told = str(error)
         for argument, option in _CURES:
             told = told.replace(argument, option)
-        raise InputError(told) from None
+        error.args = (told,)
+        raise
 
 
 def read_trace(paths: Sequence[str], model: Model | None = None) -> RoutingTrace:

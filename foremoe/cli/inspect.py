@@ -90,7 +90,8 @@ def _plan(file: str, explain: str | None) -> tuple[dict[str, Any], list[str]]:
         *plan.summary().splitlines(),
         f"key: step {key.step}, stage {key.stage}, mini-batch {key.mini_batch}, EP group {key.ep_group}",
         f"planner: {printable(plan.header.planner)}",
-        f"batch: {dealing_text(plan.header.dealt, 'counted elsewhere')}" + (f", trace {printable(trace_id)}" if trace_id else ""),
+        f"batch: {dealing_text(plan.header.dealt, 'not recorded, as the plan was made from counts')}"
+        + (f", trace {printable(trace_id)}" if trace_id else ""),
     ]
     if explain is not None:
         parts = [part.strip() for part in explain.split(",")]

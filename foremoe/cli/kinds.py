@@ -42,7 +42,7 @@ class SlotCount(click.IntRange):
 
 
 class Rollout(click.ParamType):  # type: ignore[type-arg]
-    """Option type for a share of a step such as ``0.4``, or for a time in seconds such as ``30s``."""
+    """Option type for a share of a step such as ``0.4`` or ``40%``, or for a time in seconds such as ``30s``."""
 
     name = "rollout"
 
@@ -50,11 +50,15 @@ class Rollout(click.ParamType):  # type: ignore[type-arg]
         """Returns the share or the time as an argument of `Trainer`, or fails with a message of one sentence."""
         text = str(value).strip()
         try:
-            number = float(text.removesuffix("s"))
+            number = float(text[:-1] if text.endswith(("s", "%")) else text)
         except ValueError:
             number = -1.0
+        if text.endswith("%"):
+            number /= 100.0
         if text.endswith("s") and 0.0 <= number < float("inf"):
             return {"rollout_s": number}
         if not 0.0 <= number <= MAX_SHARE:
-            self.fail(f"{value!r} is neither a share from 0 to {MAX_SHARE} nor seconds such as 30s.", param, ctx)
+            self.fail(
+                f"{value!r} is neither a share from 0 to {MAX_SHARE}, such as 0.7 or 70%, nor seconds such as 30s.", param, ctx
+            )
         return {"rollout_share": number}

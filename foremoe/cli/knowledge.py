@@ -37,8 +37,9 @@ def footers(rows: Sequence[Mapping[str, Any]], planner: str, constants: str, has
     best = max(rows, key=lambda row: row["net_speedup_vs_static"])
     lines = [
         f"planner: {planner}; simulated; constants: {constants}; stage: slowest group",
+        "CPU, exposed, net: planning is timed on this machine, so they vary with its load",
     ]
     if any(row["foresight"] == "previous" for row in rows) and not has_history:
-        lines.append("previous: the first micro-step has no history (--history) and is static")
+        lines.append("previous: micro-step 0 has no history and is static; give history (--history TRACE)")
     share = percent(best["plan_exposed_s"] / best["simulated_stage_s"])
     return [*lines, f"pays most: {best['foresight']}, {best['net_speedup_vs_static']:.3f} with {share} of the stage exposed"]

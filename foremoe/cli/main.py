@@ -32,7 +32,7 @@ COMMANDS = {
     "doctor": "List the software and hardware that foremoe finds here, for a bug report.",
     "calibrate": "Measure this machine's constants for the cost model.",
     "report": "Write an HTML page about a plan: skew, copies, links and memory.",
-    "warm-up": "Compile all kernels once, ahead of the first plan.",
+    "warm-up": "Compile the readers, the default planner, advice and the simulator ahead of the first run.",
 }
 
 
@@ -119,7 +119,7 @@ engine or recorder that `foremoe import` reads. Instead of a TRACE, most command
 
 \b
 Start here:
-  foremoe compare --synthetic qwen3-30b-a3b --ranks 16
+  foremoe compare --synthetic qwen3-30b-a3b --ranks 16 --dispatch node
   foremoe plan rollout.npz --ranks 16 -o plan.safetensors
   foremoe check plan.safetensors --trace rollout.npz
 

@@ -215,7 +215,7 @@ _TRAINER: dict[str, _Decorator] = {
     ),
     "rollout_share": option(
         "--rollout-share", metavar="SHARE|SECONDSs", type=Rollout(),
-        help="Part of a training step outside the stages, measured with static placement, as a share (0.4) or in seconds (30s)."
+        help="Part of a training step outside the stages, measured with static placement, as 0.4, 40% or 30s (seconds)."
         "  [default: unknown; the gain per step is shown for 50, 85 and 95 %]",
     ),
 }  # fmt: skip

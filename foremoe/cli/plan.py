@@ -54,10 +54,11 @@ def plan(
             progress.note(f"warning: {warning}")
         made, trainer = planned.plan, case_options.trainer.of()
         found = gain(planned.problem, made, posed=planned.posed, trainer=trainer)
-        known = found.speedup if planner_name == "foremoe" else None  # advice is given only about the default planner
+        # Advice is given only about the default planner.
+        known = (found.speedup, found.share_of_balanced) if planner_name == "foremoe" else (None, None)
         told = advise(
             planned.posed, trainer=trainer, slots=case.slots, num_threads=threads, progress=progress.within("advice")
-        ).of_stage(known)
+        ).of_stage(*known)
     memory = memory_figures(fit(planned.problem, made.placement, trainer=trainer)) | {
         "memory_parts": rank_memory(planned.problem, made.placement, trainer=trainer).parts(),
         "host_bytes": host_bytes(planned.problem, made), "slots_per_rank": slots_per_rank(made),

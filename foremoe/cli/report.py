@@ -101,16 +101,19 @@ def report(
         runs = run_stage(shown.problem, shown.plan, posed=shown.posed, moves_s=shown.moves_s, trainer=trainer)
         gained = runs.gain(shown.problem.cluster.standing)
         # Advice is given only about the default planner.
-        known = gained.speedup if plan_file is None and planner_name in (None, "foremoe") else None
+        ours = plan_file is None and planner_name in (None, "foremoe")
+        known = (gained.speedup, gained.share_of_balanced) if ours else (None, None)
         advice = advise(
             shown.posed, trainer=trainer, slots=slots, num_threads=threads, progress=progress.within("advice")
-        ).of_stage(known)
+        ).of_stage(*known)
         write_report(
             output, shown.problem, shown.plan, planner_report=shown.summary, runs=runs, strategies=strategies, advice=advice,
             source=seeded(shown.source, case_options.seed), date=datetime.date.today().isoformat(), command=command,
             posed=shown.posed, moves_s=shown.moves_s, trainer=trainer,
         )  # fmt: skip
     lines = [shown.plan.summary(), str(gained), f"advice: {advice}", plan_line(shown.problem, shown.plan, trainer)]
+    if plan_file is not None and case_options.trainer == type(case_options.trainer)():
+        lines.append("note: a plan file holds no options of the trainer; give those of its plan, such as --optimizer-bytes")
     if shown.moves_s:
         lines.append(f"homes: moved before the stage in {seconds(shown.moves_s)}, exposed; skew starts from moved homes")
     emit(None, {}, [*lines, wrote(output)])

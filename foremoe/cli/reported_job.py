@@ -14,7 +14,7 @@ from foremoe.cli.progress import Progress
 from foremoe.cli.reported import Shown, source_of
 from foremoe.cli.texts import planner_of
 from foremoe.machine.trainer import Trainer
-from foremoe.planner.comparison import compare, needs_first_left_out
+from foremoe.planner.comparison import compare
 from foremoe.planner.planner import Planner
 from foremoe.problem.problem import Problem
 from foremoe.report import plan_job, write_job_report
@@ -82,14 +82,9 @@ def strategy_lines(
         return _simulated_lines(
             [problem], planners, history_LE=history_LE, trainer=trainer, num_threads=threads, progress=progress
         )
-    rows = compare(
+    return compare(
         problem, planners, history_LE=history_LE, seed=seed, trainer=trainer, judge=Judge.of(problem, trainer), progress=progress
     )
-    notes = ["micro-step 0 has no history and is left out"] if needs_first_left_out(problem, planners, history_LE) else []
-    lines = []
-    for row in rows:
-        lines.append({**row, "note": "; ".join(part for part in (row.get("note"), *notes) if part)})
-    return lines
 
 
 def _simulated_lines(groups: Sequence[Problem], planners: Mapping[str, Planner], **options: Any) -> list[Mapping[str, Any]]:
@@ -104,4 +99,5 @@ def _simulated_line(row: Mapping[str, Any], planners: Mapping[str, Planner]) -> 
         return {**row, "note": "the same tokens, routed evenly: the result of perfect balance alone"}
     if planners[name].keeps_homes:
         return row
-    return {**row, "note": "homes move: scored, never executed; their weights and gradients are sent exposed"}
+    notes = [row.get("note"), "homes move: scored, never executed; their weights and gradients are sent exposed"]
+    return {**row, "note": "; ".join(filter(None, notes))}

@@ -25,6 +25,7 @@ from foremoe.workload.packing import AsGiven
 OF_BALANCED = Column(
     "of balanced", percent, rank=2, meaning="share of the throughput with even routing (locality can make it more than 100 %)"
 )
+FITS = Column("fits", lambda fits: "yes" if fits else "no")
 COLUMNS = {
     "solver": Column("solver", left=True, rank=0),
     "skew_mean": Column("skew mean", number(3), rank=4, meaning="largest over mean rank load of a layer and micro-step"),
@@ -40,9 +41,9 @@ COLUMNS = {
     "moves_s": Column("moves", SECONDS, meaning="of homes, exposed"), "reduction_s": Column("reduction", SECONDS),
     "optimizer_s": Column("optimizer", SECONDS),
     "peak_bytes": Column("peak", GIGABYTES, rank=7, meaning="memory of the fullest rank"),
-    "host_bytes": Column("host", GIGABYTES),
+    "host_bytes": Column("host", GIGABYTES), "fits": FITS,
 }  # fmt: skip
-
+HOMES_MOVE = "+ homes move: scored, never executed; the stage includes moving weights and gradients, exposed"
 
 _HELP = """Plans one case with every strategy, simulates the stage and prints a line for each strategy.
 
@@ -124,9 +125,6 @@ def simulate(
     else:
         runs = [row["solver"] for row in rows if row["executable"] and row["solver"] != BALANCED]
         words = [_table(rows), "", *footers(rows, case.constants), step_line(rows, trainer, runs)]
-        blind = [] if case.history_LE is not None else [name for name, s in systems.items() if s.planner.foresight == "previous"]
-        if blind:
-            words.append(f"{', '.join(blind)}: micro-step 0 has no history and is static; give --history TRACE")
     memory = table_lines(rows, case.problem.cluster.memory_bytes)
     emit(json_file, payload, [case.line, where, "", *words, *memory, *traced], look)
 
@@ -163,28 +161,33 @@ def _system(name: str) -> System:
 
 def footers(rows: Sequence[Mapping[str, Any]], constants: str) -> list[str]:
     """Returns the lines that explain the table."""
-    lines = [
-        f"simulated; constants: {constants}; stage and its parts: slowest group",
-        *(f"{row['solver']}: {row['note']}" for row in rows if row.get("note")),
-    ]
-    if any(row["executable"] is False for row in rows):
-        lines.append("+ experts are re-placed: scored, never executed; moves of weights and gradients are in the stage, exposed")
-    return lines
+    moved = [HOMES_MOVE] if any(row["executable"] is False for row in rows) else []
+    return [f"simulated; constants: {constants}; stage and its parts: slowest group", *moved, *notes(rows, "solver")]
+
+
+def notes(rows: Sequence[Mapping[str, Any]], key: str) -> list[str]:
+    """Returns the notes of all lines. Each sentence appears once, with the names of the lines to which it applies."""
+    names: dict[str, dict[str, None]] = {}
+    num_names = len({row[key] for row in rows})
+    for row in rows:
+        if row.get("note"):
+            names.setdefault(row["note"], {})[row[key]] = None
+    return [f"{'every line' if 2 < num_names == len(lines) else ', '.join(lines)}: {note}" for note, lines in names.items()]
 
 
 def step_line(rows: Sequence[Mapping[str, Any]], trainer: Trainer, runs: Collection[str]) -> str:
-    """Names the fastest of the systems that an engine `runs`, and describes the gains of whole steps.
+    """Names the fastest of the systems that can be executed (`runs`), and describes the gains of whole steps.
 
     Without --rollout-share, there is no column of whole steps, so the line has the gain of that system at several shares.
     """
     known = [row for row in rows if row["step_speedup_at"] is not None]
     if not known:
-        return "step: unknown without static; add it to --planners"
+        return "step: unknown; static and another strategy that plans all rows must be among --planners"
     real = [row for row in known if row["solver"] in runs]
     if not real:
-        return "step: no strategy of the table is one that an engine runs"
+        return "step: no strategy of the table can be executed"
     best = max([row for row in real if row.get("fits", True)] or real, key=lambda row: row["speedup_vs_static"])
-    fastest = f"fastest that an engine runs: {best['solver']}"
+    fastest = f"fastest that can be executed: {best['solver']}"
     if trainer.outside_s(0.0) is not None:
         outside = f"{outside_words(trainer)} lie outside the stages (--rollout-share)"
         return f"{fastest}; step: gain of a training step of which {outside}"

@@ -128,14 +128,9 @@ class Model:
             >>> own.num_heads, own.expert_bytes
             (16, 12582912)
         """
-        width = hidden_size if isinstance(hidden_size, int) else 0  # other types are refused below
-        assumed: dict[str, Any] = {
-            "name": "own", "first_moe_layer": 0, "attention_params": 4 * width**2, "num_heads": max(width // 128, 1),
-            "qk_head_dim": 128, "v_head_dim": 128, "source": "sizes as given; attention assumed",
-        }  # fmt: skip
         return cls(
             num_layers=num_layers, num_experts=num_experts, num_topk=num_topk, hidden_size=hidden_size, ffn_size=ffn_size,
-            **(assumed | others),
+            **(_assumed(hidden_size) | others),
         )  # fmt: skip
 
     @classmethod
@@ -175,8 +170,13 @@ class Model:
 
     @classmethod
     def from_toml(cls, path: str | os.PathLike[str]) -> Self:
-        """Reads a model from a file written by `to_toml`. Raises InputError if the file is missing or `from_dict` refuses it."""
-        return cls.from_dict(fields.read(path), where=repr(os.fspath(path)))
+        """Reads a model from a file of `to_toml`, or from one with the arguments of `of`.
+
+        Raises:
+            InputError: The file is missing, or `from_dict` refuses it.
+        """
+        table = fields.read(path)
+        return cls.from_dict(_assumed(table.get("hidden_size")) | table, where=repr(os.fspath(path)))
 
     @classmethod
     def from_hf(cls, path: str | os.PathLike[str]) -> Self:
@@ -273,6 +273,15 @@ class Model:
         score_width = self.num_heads * (self.qk_head_dim + self.v_head_dim)
         flops: Array = 2.0 * self.attention_params * tokens_f + float(score_width) * squares_f
         return flops
+
+
+def _assumed(hidden_size: Any) -> dict[str, Any]:
+    """Returns the attributes that `Model.of` assumes."""
+    width = hidden_size if isinstance(hidden_size, int) else 0  # `Model` refuses other types
+    return {
+        "name": "own", "first_moe_layer": 0, "attention_params": 4 * width**2, "num_heads": max(width // 128, 1),
+        "qk_head_dim": 128, "v_head_dim": 128, "source": "sizes as given; attention assumed",
+    }  # fmt: skip
 
 
 def _amounts(value: npt.ArrayLike, name: str) -> Array:

@@ -14,6 +14,7 @@ from foremoe.workload.skew import mean_skew, skew
 # Letters: M micro-steps, L layers, G ranks, E experts, S slots per rank.
 
 _EVEN = 1.02  # largest skew that costs next to nothing
+_FEW = 0.05  # share of uneven rows that hardly matters
 
 STOPS = {
     Stop.OPTIMAL: "no placement has a better objective ({objective}), which is proven",
@@ -69,7 +70,7 @@ def _bounds(plan: Plan) -> list[str]:
     bound_ML = np.divide(plan.load_bound_ML, mean_ML, out=np.ones_like(mean_ML), where=mean_ML > 0)
     uneven = int((bound_ML > _EVEN).sum())
     lines = []
-    if uneven:
+    if uneven > _FEW * plan.N:
         cure = "more slots or other homes" if plan.executable else "other homes"
         rows = f"{uneven} of {plan.N} rows cannot get below {_EVEN}"
         lines += [f"bound: {rows} with these homes and slots;", f"  {cure} would help"]

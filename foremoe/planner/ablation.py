@@ -70,8 +70,7 @@ def ablate(
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Leaves out one level at a time, for all numbers of redundant slots and kinds of foresight. All variants plan the same rows.
 
-    If any kind of foresight has no history for the first micro-step, all variants leave that micro-step out. Raises the errors of
-    `compare`.
+    Raises the errors of `compare`.
 
     Args:
         problem: Problem to plan. Its own number of redundant slots is ignored.
@@ -93,11 +92,10 @@ def ablate(
     variants = left_out(planner)
     pack_name = f"without {short(planner.pack)}" if planner.pack != AsGiven() else None
     given = None if pack_name is None else variants.pop(pack_name)
-    blind = problem.M > 1 and history_LE is None and "previous" in foresight
     rows = []
     for slots, view in itertools.product(redundant, foresight):
         options: dict[str, Any] = {
-            "history_LE": history_LE, "leave_first_out": blind, "exact_budget_s": exact_budget_s, "judge": _judging(judge),
+            "history_LE": history_LE, "exact_budget_s": exact_budget_s, "judge": _judging(judge),
             "progress": None if progress is None else functools.partial(_told, progress, f", R = {slots}, {view}"),
         }  # fmt: skip
         vary = lambda p, view=view: replace(p, foresight=view)  # noqa: E731

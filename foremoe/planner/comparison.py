@@ -14,7 +14,7 @@ from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError
 from foremoe.levels import HomeSolver
 from foremoe.machine.trainer import Trainer
-from foremoe.plan.figures import plan_figures, stage_seconds, traffic
+from foremoe.plan.figures import plan_figures, stage_seconds
 from foremoe.plan.plan import Plan
 from foremoe.planner.planner import Planner
 from foremoe.planner.sampling import Comparison, Progress, line_without_figures, sampled_line
@@ -28,7 +28,7 @@ EXACT_BUDGET_S = 15.0
 
 
 def compare(
-    problem: Problem, planners: Mapping[str, Planner], *, history_LE: Array | None = None, leave_first_out: bool | None = None,
+    problem: Problem, planners: Mapping[str, Planner], *, history_LE: Array | None = None,
     exact_budget_s: float = EXACT_BUDGET_S, seed: int = 0, trainer: Trainer | None = None,
     judge: Callable[[Problem, Plan], Mapping[str, Any]] | None = None, progress: Progress | None = None,
 ) -> list[dict[str, Any]]:  # fmt: skip
@@ -38,10 +38,7 @@ def compare(
         problem: Problem to plan. Each planner uses the homes that its own home level chooses.
         planners: Planners by name, for example `STRATEGIES`.
         history_LE: Load of an earlier step for foresight "previous", int32 [L, E]. Without it, a planner with this foresight has
-            no history in the first micro-step. If the problem has several micro-steps, the figures of all planners then leave out
-            the first one.
-        leave_first_out: Whether the figures of all planners leave out the first micro-step. If None, this is decided as described
-            for `history_LE`.
+            no history in the first micro-step, which it leaves static.
         exact_budget_s: Time limit in seconds for a planner with an exact solver, which plans only a sample of rows. The figures
             of this planner are about the rows that it proves optimal. ``same_rows`` holds the mean skew of the other planners on
             these rows.
@@ -71,11 +68,7 @@ def compare(
         if not isinstance(planner, Planner):
             raise InputError(f"{name} must be a Planner; got {planner!r}; make it one with foremoe.resolve.")
         _require_part(name, planner, problem)
-    if leave_first_out is None:
-        leave_first_out = needs_first_left_out(problem, planners, history_LE)
-    counted_ML = np.ones((problem.M, problem.L), bool)
-    counted_ML[: int(leave_first_out)] = False
-    shared = Comparison(history_LE, counted_ML, Planner(rank=()).plan(problem)[0], exact_budget_s, seed, progress, trainer)
+    shared = Comparison(history_LE, Planner(rank=()).plan(problem)[0], exact_budget_s, seed, progress, trainer)
     plans: dict[str, Plan] = {}
     lines: dict[str, dict[str, Any]] = {}
     homes = {home: _with_homes(home, problem) for home in {planner.home: None for planner in planners.values()}}
@@ -101,28 +94,19 @@ def _require_part(name: str, planner: Planner, problem: Problem) -> None:
 
 def _line(name: str, planner: Planner, posed: Problem, shared: Comparison, *, homes_moved: bool) -> tuple[dict[str, Any], Plan]:
     """Returns the figures of a planner that plans all rows, and its plan."""
-    history_LE, counted_ML = shared.history_LE, shared.counted_ML
+    history_LE = shared.history_LE
     rows_alone = replace(planner, home=Keep())
     progress = None if shared.progress is None else functools.partial(shared.progress, name)
     plan, summary = rows_alone.plan(posed, history_LE=history_LE, progress=progress)
-    static_s = stage_seconds(shared.static, counted_ML)[0]
-    line = plan_figures(name, posed, plan, static_s=static_s, counted_ML=counted_ML, trainer=shared.trainer)
+    static_s = stage_seconds(shared.static)[0]
+    line = plan_figures(name, posed, plan, static_s=static_s, trainer=shared.trainer)
     # Measures only solvers and their splits, on one thread. The kernels are compiled already.
     _, timed = rows_alone.plan(posed, history_LE=history_LE, num_threads=1)
     line["plan_us_per_layer"] = 1e6 * sum(level.cpu_s for level in timed.levels) / posed.N
     notes = list(summary.warnings)
     if homes_moved:
         notes.append(f"homes by {planner.home!r}; moving them counts only in the simulated stage")
-    if planner.foresight == "previous" and history_LE is None:
-        if posed.M == 1:
-            notes.append("one micro-step and no history: nothing is foreseen, so this is static placement")
-        elif not counted_ML[0].any():
-            notes.append(
-                "micro-step 0 has no history and is left out of every figure but the simulated ones; give history_LE to count it"
-            )
-    if planner.foresight == "step" and not counted_ML[0].any() and not plan.executable:
-        moves = traffic(posed, plan)[0] * plan.M
-        notes.append(f"placed once, in micro-step 0, with {moves:.1f} moves per layer that no figure includes")
+    notes += no_history(planner, posed, history_LE)
     return line | ({"note": "; ".join(notes)} if notes else {}), plan
 
 
@@ -132,6 +116,10 @@ def _with_homes(home: HomeSolver, problem: Problem) -> Problem:
     return problem if np.array_equal(home_LE, problem.home_LE) else replace(problem, home_LE=home_LE)
 
 
-def needs_first_left_out(problem: Problem, planners: Mapping[str, Planner], history_LE: Array | None) -> bool:
-    """Returns True if the first micro-step is left out because a planner needs history for it and there is none."""
-    return problem.M > 1 and history_LE is None and any(p.foresight == "previous" for p in planners.values())
+def no_history(planner: Planner, problem: Problem, history_LE: Array | None) -> list[str]:
+    """Returns a note if the planner needs history for the first micro-step and there is none."""
+    if planner.foresight != "previous" or history_LE is not None:
+        return []
+    if problem.M == 1:
+        return ["one micro-step and no history: nothing is foreseen, so this is static placement"]
+    return ["micro-step 0 has no history and is static; give history (--history TRACE)"]

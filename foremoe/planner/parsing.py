@@ -164,4 +164,7 @@ class _Reader:
         try:
             return found(*arguments, **options) if isinstance(found, type) else dataclasses.replace(found, *arguments, **options)
         except TypeError as error:
-            raise InputError(f"{name} cannot be made from {self.text!r}: {error}.") from None
+            known = [field.name for field in dataclasses.fields(found)] if dataclasses.is_dataclass(found) else []
+            meant = "".join(did_you_mean(word, known) for word in options if word not in known)
+            end = f"; {meant.strip()}" if meant else "."
+            raise InputError(f"{name} cannot be made from {self.text!r}: {error}{end}") from None

@@ -28,7 +28,6 @@ class Comparison(NamedTuple):
     """Settings that are the same for all planners of one comparison."""
 
     history_LE: Array | None  # load of an earlier step
-    counted_ML: Array  # bool, rows in the figures
     static: Plan  # the static plan, the baseline of speed-ups
     exact_budget_s: float  # time of one exact planner
     seed: int  # seed of the rows that it plans
@@ -82,7 +81,7 @@ def _prove(name: str, planner: Planner, problem: Problem, shared: Comparison) ->
     schedule = Schedule.plain(problem.stage, 1, problem.schedule.reforward)
     proven, num_tried, cpu_s = dict[int, Plan](), 0, 0.0
     end = time.perf_counter() + shared.exact_budget_s
-    for n in np.random.default_rng(shared.seed).permutation(np.flatnonzero(shared.counted_ML)):
+    for n in np.random.default_rng(shared.seed).permutation(problem.N):
         left_s = end - time.perf_counter()
         if left_s <= 0.05 * shared.exact_budget_s:
             break

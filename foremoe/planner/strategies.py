@@ -7,6 +7,7 @@ from typing import Any
 
 from foremoe.base.errors import InputError
 from foremoe.base.extensions import entry_point_names, load_entry_point
+from foremoe.levels import A_SOLVER
 from foremoe.planner.parsing import GROUP, load_place, parse
 from foremoe.planner.planner import Planner
 from foremoe.solvers import Anneal, Echo, Eplb, Even, Exact, Feplb, Greedy, Laer, LeastLoaded, Lplb, MoonEp, Quota, Search
@@ -87,7 +88,7 @@ def _planner_of(found: Any, name: str, guard: bool) -> Planner:
     if not hasattr(found, "level") and (inspect.isfunction(found) or hasattr(found, "py_func")):
         found = row_solver(found)
     if not hasattr(found, "level"):
-        raise InputError(f"{name} is {type(found).__name__}, not a solver, a planner or a per-row function.")
+        raise InputError(f"{name} is {type(found).__name__}, not a solver, a planner or a per-row function; {A_SOLVER}.")
     return Planner(rank=(found,), guard=guard) if found.level == "rank" else Planner().using(found)
 
 

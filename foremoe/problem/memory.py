@@ -90,7 +90,8 @@ class Fit(NamedTuple):
         peak, memory = gigabytes(self.peak_bytes), gigabytes(self.memory_bytes)
         if peak == memory and not self.fits:  # equal after rounding to whole numbers
             peak = f"{self.peak_bytes / 1e9:.2f}"
-        verdict = f"{'fits' if self.fits else 'does not fit'}: {peak} of {memory} GB{held}"
+        fits = "fits, but tight" if self.peak_bytes > 0.9 * self.memory_bytes else "fits"
+        verdict = f"{fits if self.fits else 'does not fit'}: {peak} of {memory} GB{held}"
         if self.fits or self.reforward_bytes is None:
             return verdict
         return f"{verdict}; with activation recomputation {gigabytes(self.reforward_bytes)} GB"

@@ -25,6 +25,7 @@ from foremoe.report.strategy_table import strategy_table
 from foremoe.report.template import Block, page
 from foremoe.report.verdict import verdict
 from foremoe.simulate.runs import StageRuns
+from foremoe.workload.packing import AsGiven
 
 if TYPE_CHECKING:
     from foremoe.transfer.timeline import Timeline
@@ -144,4 +145,6 @@ def _block(
 
 def _planner_name(text: str) -> str:
     """Returns the name of the strategy with this repr, which says more in fewer words, or the repr itself."""
-    return next((name for name, planner in STRATEGIES.items() if repr(planner) == text), text)
+    names = {repr(planner): name for name, planner in STRATEGIES.items()}
+    shuffled = {repr(planner.using(AsGiven(shuffle=True))): f"{name}, sequences shuffled" for name, planner in STRATEGIES.items()}
+    return (shuffled | names).get(text, text)

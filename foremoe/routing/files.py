@@ -27,6 +27,14 @@ _NAMES = {
 }  # fmt: skip
 
 
+class OtherExperts(InputError):
+    """Error for a file that states another number of experts than the model has."""
+
+    def __init__(self, message: str = "", num_experts: int = 0) -> None:
+        super().__init__(message)
+        self.num_experts = num_experts
+
+
 def save_trace(trace: RoutingTrace, path: str | os.PathLike[str]) -> None:
     """Writes `trace` to a file. Equal traces give equal bytes."""
     suffix = _suffix(Path(path))
@@ -68,7 +76,8 @@ def load_trace(
     if len(set(given.values())) > 1:
         stated = ", ".join(f"{where} {count}" for where, count in given.items())
         wrong = "num_experts" if num_experts is not None else f"model, {preset.name} here" if preset else "argument"
-        raise InputError(f"the number of experts of {str(source)!r} is given twice and differs ({stated}); correct the {wrong}.")
+        what = f"the number of experts of {str(source)!r} is given twice and differs ({stated}); correct the {wrong}."
+        raise OtherExperts(what, in_file or 0)
     experts = next(iter(given.values()))
     with naming(repr(str(source)), {field: name for field, name in found.items() if name is not None}):
         if preset is not None and arrays["topk_TLK"].ndim == 3:

@@ -1,6 +1,7 @@
 """Gains of a plan, computed from simulations of a stage with static placement, with even routing and with the plan."""
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -52,7 +53,9 @@ class Gain:
         return table(f"Gain ({self.standing})", {**shown, **gains})
 
     def __str__(self) -> str:
-        seconds = f"{self.static_s:.3g} s at home, {self.planned_s:.3g} s by plan, {self.balanced_s:.3g} s with even routing"
+        digits = max(0, 2 - math.floor(math.log10(max(self.static_s, 1e-9))))  # three significant ones of the largest
+        static, planned, even = (f"{stage_s:.{digits}f} s" for stage_s in (self.static_s, self.planned_s, self.balanced_s))
+        seconds = f"{static} at home, {planned} by plan, {even} with even routing"
         return f"simulated stage: {self.speedup:.2f}x ({seconds}; {self.standing})"
 
 

@@ -27,7 +27,8 @@ def simulate(
     Ranks run the plan's schedule. In every use, they run attention, wait for the slowest rank, dispatch tokens, wait for the
     weights of their replicas, run experts and combine outputs. Meanwhile, copies start up to `prefetch` uses ahead if their
     buffer is free. Copies run one after another on a link, and pause while an exchange needs it. Replica gradients are returned
-    during later uses. See docs/simulator.md.
+    during later uses. The head, moves of homes, gradient reduction and the optimizer are left out. `foremoe.gain` includes them,
+    so its speed-up is lower. See docs/simulator.md.
 
     Args:
         problem: Problem with counts by source rank.

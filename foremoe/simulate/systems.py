@@ -13,6 +13,7 @@ from foremoe.machine.trainer import Trainer
 from foremoe.plan.figures import FIGURES, plan_figures, stage_seconds
 from foremoe.plan.plan import Plan
 from foremoe.plan.transfers import Link
+from foremoe.planner.comparison import no_history
 from foremoe.planner.planner import Planner
 from foremoe.planner.sampling import line_without_figures
 from foremoe.problem.foresight import foreseen
@@ -197,12 +198,14 @@ def _row(name: str, system: System, shared: _Shared) -> dict[str, Any]:
     parts = min((s.parts for s in slowest.simulations), key=lambda part: part.bubble_s)
     tokens = sum(int(p.tokens_MG.sum()) for p in groups if p.tokens_MG is not None)
     num_ranks = sum(p.G for p in groups) * shared.pp
+    blind = [] if system.even else no_history(system.planner, groups[0], history[0])
     return {
         "solver": name, **_figures(name, done, shared.trainer), "simulated_stage_s": slowest.stage_s, **parts.to_dict(),
         "moves_s": slowest.moves_s, "reduction_s": slowest.reduction_s, "optimizer_s": slowest.optimizer_s,
         "fill_s": slowest.fill_s,
         "executable": all(rank.plan.executable for rank in slowest.ranks),
         "tokens_per_s_per_rank": tokens / slowest.stage_s / num_ranks, "groups": len(groups),
+        **({"note": blind[0]} if blind else {}),
     }  # fmt: skip
 
 

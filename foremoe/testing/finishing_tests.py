@@ -14,7 +14,7 @@ from foremoe.planner.answers import linked
 from foremoe.problem.problem import Problem
 from foremoe.testing.pasteable import describe
 from foremoe.testing.samples import plan_of, random_placement
-from foremoe.testing.solver_tests import corner, law
+from foremoe.testing.solver_tests import corner, law, require_value
 from foremoe.testing.strategies import problems
 
 # Letters: C copies.
@@ -73,7 +73,4 @@ class PathSolverTests:
         assert len(found) == 0, f"{self.solver!r} made {len(found)} copies of none."
 
     def test_is_a_value(self) -> None:
-        assert hash(self.solver) == hash(self.solver)
-        if dataclasses.is_dataclass(self.solver):
-            copy: Any = dataclasses.replace(self.solver)  # type: ignore[type-var]
-            assert copy == self.solver, f"{self.solver!r} does not equal a copy of itself; a solver is its configuration."
+        require_value(self.solver)

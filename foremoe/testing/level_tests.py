@@ -38,6 +38,7 @@ class SplitSolverTests:
 
     def split(self, problem: Problem, expert_NGS: Array) -> Array:
         """Returns the solver's quotas after checking that they are valid."""
+        __tracebackhide__ = True
         before = expert_NGS.tobytes()
         quota_NGS = self.solver.solve(problem, expert_NGS)
         assert expert_NGS.tobytes() == before, f"{self.solver!r} wrote to expert_NGS."

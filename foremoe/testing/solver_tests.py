@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
 from foremoe.base.parallel import row_runner
-from foremoe.levels import RankSolver
+from foremoe.levels import A_SOLVER, RankSolver
 from foremoe.problem.laws import placement_violations
 from foremoe.problem.placement import Placement, Stop
 from foremoe.problem.pricing import row_objective
@@ -36,6 +36,7 @@ law = settings(deadline=None, suppress_health_check=list(HealthCheck))
 # For special cases that a law's general test also covers, so fewer examples are enough.
 corner = settings(law, max_examples=max(10, law.max_examples // 5))
 CLOSE = 1.0 + 1e-9  # costs are sums of floats
+_PURE = "let solve keep nothing between calls and seed its random numbers (deterministic = False is only for time limits)"
 
 
 class SolverTests:
@@ -55,6 +56,11 @@ class SolverTests:
     limits: ClassVar[dict[str, Any]] = {}
     many_rows: ClassVar[int] = 600
 
+    def __init_subclass__(cls) -> None:
+        solver = getattr(cls, "solver", None)
+        if solver is not None and not isinstance(solver, RankSolver):
+            pytest.fail(f"{cls.__name__}: {solver!r} is {type(solver).__name__}, not a RankSolver; {A_SOLVER}.", pytrace=False)
+
     @pytest.fixture(autouse=True)
     def _needs_its_modules(self) -> None:
         for name in self.solver.requires:
@@ -67,6 +73,7 @@ class SolverTests:
 
     def solve(self, problem: Problem, start: Placement | None = None) -> Placement:
         """Returns the solver's placement for `problem`, with quotas, after checking that the placement is valid."""
+        __tracebackhide__ = True
         note(describe(problem))
         placement = self.solver.solve(problem, problem.static() if start is None else start)
         placement = with_quotas(problem, placement, self.solver.keeps_homes)
@@ -114,7 +121,7 @@ class SolverTests:
         assert before == after, f"{self.solver!r} wrote to arrays of the problem or of the start; copy them first."
         if self.solver.deterministic:
             same = first.same_as(self.solver.solve(problem, start))
-            assert same, f"{self.solver!r} gave two results for one input; set deterministic = False if it must."
+            assert same, f"{self.solver!r} gave two results for one input; {_PURE}."
 
     def test_any_number_of_threads_gives_the_same_bytes(self) -> None:
         if not self.solver.deterministic:
@@ -181,11 +188,21 @@ class SolverTests:
         assert same, f"{self.solver!r} gives another result in plain Python than compiled; look for integer or float widths."
 
     def test_is_a_value(self) -> None:
-        assert self.solver == self.solver and hash(self.solver) == hash(self.solver)
         assert type(self.solver).__name__ in repr(self.solver) or "(" in repr(self.solver)
-        if dataclasses.is_dataclass(self.solver):
-            copy: Any = dataclasses.replace(self.solver)  # type: ignore[type-var]
-            assert copy == self.solver, f"{self.solver!r} does not equal a copy of itself; a solver is its configuration."
+        require_value(self.solver)
+
+
+def require_value(solver: Any) -> None:
+    """Fails the test unless a solver can be hashed and equals a copy of itself."""
+    __tracebackhide__ = True
+    try:
+        hash(solver)
+    except TypeError as error:
+        cure = "keep numbers, text and tuples in its fields, and state in local variables of `solve`"
+        pytest.fail(f"{solver!r} is not a value ({error}); {cure} (docs/extending.md).", pytrace=False)
+    if dataclasses.is_dataclass(solver):
+        copy: Any = dataclasses.replace(solver)  # type: ignore[type-var]
+        assert copy == solver, f"{solver!r} does not equal a copy of itself; a solver is its configuration."
 
 
 def plain_python(solver: RowSolver) -> RowSolver:

@@ -98,6 +98,7 @@ class TransferTests:
 
     def on_ranks(self, fn: Callable[..., list[str]], num_ranks: int, *args: Any) -> None:
         """Calls ``fn(group, backend, *args, device, timeout_s)`` on every rank. It returns the errors of the backend."""
+        __tracebackhide__ = True
         device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
         call = (fn, self.backend, *args, device, self.timeout_s)
         if self.in_process:
@@ -109,6 +110,7 @@ class TransferTests:
 
     def drill(self, fn: Callable[..., list[str]], one_sided: bool | None = None) -> None:
         """Runs a drill on the smallest possible group if the drill applies to this kind of backend."""
+        __tracebackhide__ = True
         if one_sided is not None and self.one_sided != one_sided:
             pytest.skip(f"{self.backend!r} is {'one' if self.one_sided else 'two'}-sided")
         self.on_ranks(fn, self.few_ranks)
@@ -179,6 +181,7 @@ class TransferTests:
         self.drill(drills.cycles)
 
     def _run(self, case: TransferCase) -> None:
+        __tracebackhide__ = True
         try:
             self.on_ranks(run_case, case.num_ranks, case)
         except Exception as error:
@@ -186,4 +189,5 @@ class TransferTests:
             raise
 
     def _run_drill(self, **changes: Any) -> None:
+        __tracebackhide__ = True
         self._run(dataclasses.replace(drills.DRILL, num_ranks=self.few_ranks, **changes))

@@ -91,6 +91,7 @@ class TransferBackend(abc.ABC):
     * After `wait`, work on the current stream sees that ``dst`` equals ``src`` bit for bit, and ``src`` may be reused.
     * Bytes are copied unchanged, without casts or sums.
     * Several handles may be in flight at once, and they may be awaited in any order.
+    * The `TransferError` of a wait that timed out names the ranks that are late, in its text and in ``ranks``.
 
     Attributes:
         links: Links that this backend serves.
@@ -104,6 +105,12 @@ class TransferBackend(abc.ABC):
     one_sided: ClassVar[bool]
     requires: ClassVar[tuple[str, ...]] = ()
     _group: Group | None = None  # set by our own backends between `open` and `close`
+
+    def __init_subclass__(cls) -> None:
+        lacking = [name for name in ("links", "one_sided") if not hasattr(cls, name)]
+        if lacking and abc.ABC not in cls.__bases__:
+            cure = "set links = frozenset({Link.PEER, ...}), which it serves, and one_sided = True or False, in the class"
+            raise InputError(f"transfer backend {cls.__name__} lacks {' and '.join(lacking)}; {cure}.")
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"

@@ -13,6 +13,7 @@ from foremoe.advice.changes import DO_NOT_RECOMPUTE, RECOMPUTE, stage_seconds
 from foremoe.advice.sample import sample, whole_stage
 from foremoe.machine.trainer import Trainer
 from foremoe.planner.planner import Planner
+from foremoe.problem.memory import gigabytes
 from foremoe.problem.problem import Problem
 from foremoe.simulate import Judge, System, simulate, simulate_systems
 from foremoe.synthetic import Regime
@@ -20,10 +21,14 @@ from foremoe.synthetic import Regime
 EVEN = Regime(sigma=0.0, kappa=1e9, walk_std=0.0, domain_std=0.0, sequence_std=0.0, source_kappa=1e9)
 
 
-def posed(regime: str | Regime, *, layers: int = 3, micro_steps: int = 3, dispatch: str = "node", **options: object) -> Problem:
+def posed(
+    regime: str | Regime, *, layers: int = 3, micro_steps: int = 3, dispatch: str = "node", tokens_per_rank: int = 4096,
+    **options: object,
+) -> Problem:  # fmt: skip
     work = foremoe.synthetic_workload(
-        "gpt-oss-20b", num_ranks=8, tokens_per_rank=4096, micro_steps=micro_steps, num_layers=layers, regime=regime, seed=2
-    )
+        "gpt-oss-20b", num_ranks=8, tokens_per_rank=tokens_per_rank, micro_steps=micro_steps, num_layers=layers, regime=regime,
+        seed=2,
+    )  # fmt: skip
     cluster = foremoe.Cluster.preset("8xh100", 8, dispatch=dispatch)
     return foremoe.Problem.of(work, cluster, redundant=1, **options)  # type: ignore[arg-type]
 
@@ -112,6 +117,15 @@ def test_slots_come_first_and_recomputation_before_them_where_the_stage_does_not
     assert not told.fit.fits and str(told).startswith(f"{RECOMPUTE}: the stage does not fit without it")
 
 
+def test_a_stage_fits_if_it_fits_with_the_planned_load() -> None:
+    problem = posed("gpt-oss-math-like", tokens_per_rank=32768)
+    plan, _ = Planner().plan(problem)
+    planned, home = (int(foremoe.problem.memory.peak_bytes(problem, p).max()) for p in (plan.placement, problem.static()))
+    assert planned < home
+    told = advise(dataclasses.replace(problem, cluster=dataclasses.replace(problem.cluster, memory_bytes=planned)))
+    assert told.fit.peak_bytes == planned and told.fit.fits and "does not fit" not in str(told)
+
+
 def test_what_takes_more_memory_is_not_advised_where_nothing_fits() -> None:
     problem = posed("mid")
     problem = dataclasses.replace(problem, schedule=dataclasses.replace(problem.schedule, reforward=True))
@@ -121,6 +135,8 @@ def test_what_takes_more_memory_is_not_advised_where_nothing_fits() -> None:
     found = next(change for change in told.changes if change.name == DO_NOT_RECOMPUTE)
     assert found.speedup > 1.0 and told.best is not found
     assert not told.fits_bare and not any(change.fits for change in told.changes)
+    needed, whole = told.fit.peak_bytes, told.fit.memory_bytes
+    assert str(told).startswith(f"does not fit: needs {gigabytes(needed)} of {gigabytes(whole)} GB, and no change")
 
 
 def test_a_sample_of_a_small_problem_is_the_problem_and_tells_its_whole_stage() -> None:
@@ -151,7 +167,7 @@ def test_a_sample_is_deep_enough_to_see_copies_that_queue_up() -> None:
     problem = foremoe.Problem.of(work, foremoe.Cluster.preset("8xh100", 8), redundant=1)
     speedup = Judge.of(problem)(problem, Planner().plan(problem)[0])["speedup_vs_static"]
     assert speedup < 0.95 and choose_slots(problem).redundant == 0
-    told = str(advise(problem).of_stage(speedup))
+    told = str(advise(problem).of_stage(speedup, None))
     assert told == f"do not use foremoe here: the stage would take {1.0 / speedup - 1.0:.1%} longer"
 
 
@@ -208,7 +224,19 @@ def test_no_layout_is_recommended_that_does_not_fit_and_one_that_does_is_a_cure(
     told = advise(small, redealt={"quick": Case(quick, Trainer())})
     assert next(c for c in told.changes if c.name == "quick").speedup > 1.2 and (told.best is None or told.best.name != "quick")
     told = advise(small, redealt={"quick": Case(quick, Trainer()), "roomy": Case(roomy, Trainer())})
-    assert str(told) == "roomy: the stage does not fit without it (another layout)"
+    assert str(told) == "roomy: the stage does not fit without it (other micro-steps)"
+
+
+def test_a_layout_is_not_called_better_within_its_error() -> None:
+    found = advise(posed("mid"), redealt={"EP 8 x PP 3": Case(posed("mid"), Trainer(), 3)})
+    layout = next(change for change in found.changes if change.cost.startswith("another layout"))
+    assert layout.name == "EP 8 x PP 3" and layout.cost.endswith(", ±4 %")
+    within, beyond = (dataclasses.replace(layout, speedup=speedup) for speedup in (1.03, 1.05))
+    assert dataclasses.replace(found, changes=(within,)).best is None
+    assert dataclasses.replace(found, changes=(beyond,)).best is beyond
+    whole = found.of_stage(1.5, 0.94)
+    assert whole.beside_even == "even routing would gain 6.4% more"
+    assert found.of_stage(1.5, 1.25).beside_even == "the plan is 25.0% faster than even routing without slots"
 
 
 def test_a_change_that_gains_more_than_the_slots_is_named_behind_them() -> None:
@@ -218,5 +246,5 @@ def test_a_change_that_gains_more_than_the_slots_is_named_behind_them() -> None:
     found = advise(problem, redealt={"EP 4": Case(quick, Trainer())})
     other = next(change for change in found.changes if change.name == "EP 4")
     assert found.best is not None and found.best.name.startswith("R = ") and other.speedup > found.best.speedup + 0.01
-    assert str(found).endswith(f"; EP 4 would gain {other.speedup - 1:.1%} (another layout)")
+    assert str(found).endswith(f"; EP 4 would gain {other.speedup - 1:.1%} (other micro-steps)")
     assert "EP 4" not in str(advise(problem, redealt={"EP 4": Case(problem, Trainer())}))

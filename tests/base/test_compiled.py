@@ -49,7 +49,7 @@ def read_only(tmp_path_factory):
         yield root
 
 
-COMPILING = "foremoe: compiling kernels, once per machine (about a minute); `foremoe warm-up` does it ahead"
+COMPILING = f"foremoe: {compiled.COMPILING}"
 
 
 def run(root, temporary, writable):

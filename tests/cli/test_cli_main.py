@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import click
@@ -17,6 +18,7 @@ import pytest
 from cli_runs import bad, good, run
 
 import foremoe
+from foremoe.__main__ import main as foremoe_main
 from foremoe.base.errors import PlanError
 from foremoe.cli.main import COMMANDS, main
 from foremoe.cli.options import CLUSTERS, IMBALANCES, MODELS, REGIMES
@@ -116,6 +118,16 @@ def test_an_interrupt_is_one_line_and_130(trace: str, monkeypatch: pytest.Monkey
     assert (result.exit_code, result.stdout, result.stderr) == (130, "", "interrupted\n")
 
 
+def test_an_interrupt_during_the_imports_is_one_line_and_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted:
+        def __getattr__(self, _: str) -> None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "foremoe.cli.main", Interrupted())  # type: ignore[arg-type]
+    with pytest.raises(SystemExit, match="130"):
+        foremoe_main()
+
+
 def test_a_signal_while_planning_ends_with_130(tmp_path: Path, trace: str, dealing: list[str]) -> None:
     (tmp_path / "slow_solver.py").write_text(
         "import sys, time\nfrom foremoe.solvers import RankSolver\n"
@@ -166,7 +178,7 @@ def test_progress_is_a_bar_on_a_terminal_and_lines_elsewhere(monkeypatch: pytest
     assert shown[io.StringIO] == "planning: quota\nwarning: a note\nplanning: empty\n"
     assert "75%" in shown[Terminal] and "100%" not in shown[Terminal] and "warning: a note\n" in shown[Terminal]
     # Something is there before the first task, and nothing is left at the end.
-    assert shown[Terminal].startswith("\r\033[Kpreparing, 0:00 elapsed") and shown[Terminal].endswith("\r\033[K")
+    assert shown[Terminal].startswith("\r\033[K0:00 elapsed, preparing") and shown[Terminal].endswith("\r\033[K")
 
 
 def test_a_line_of_unknown_tasks_goes_when_its_task_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,13 +194,22 @@ def test_progress_tells_which_of_how_many_and_the_time_left(monkeypatch: pytest.
     monkeypatch.setattr(sys, "stderr", Terminal())
     progress = Progress(tasks=4)
     begin_s = progress._begin_s
-    assert progress.status(begin_s + 3) == "preparing, 0:03 elapsed"
+    assert progress.status(begin_s + 3) == "0:03 elapsed, preparing"
     progress("quota", 4, 4)
     progress("greedy", 1, 2)
-    assert progress.status(begin_s + 61) == "planning greedy (2 of 4), [##########----------] 50%, 1:01 elapsed, about 1:41 left"
+    assert progress.status(begin_s + 61) == "1:01 elapsed, about 1:41 left, [###-------] 38%, planning greedy (2 of 4)"
+    assert "left" not in progress.status(begin_s + 4)
+    # Compiling is no part of the rate.
+    progress._compile_s, progress._num_compiled = lambda: 31.0, 126
+    assert "1:01 elapsed, about 0:50 left" in progress.status(begin_s + 61)
+    progress.num_done = 0
+    assert progress.status(begin_s + 61)[:79].startswith(
+        "1:01 elapsed, about 3:30 left, [#---------] 12%, 126 kernels compiled, "
+    )
+    progress.num_done = 1
     assert "left" not in Progress().status(begin_s + 61)
     progress("greedy", 2, 2)
-    assert progress.status(begin_s + 62).startswith("finishing greedy (2 of 4), 1:02 elapsed")
+    assert progress.status(begin_s + 62).endswith("finishing greedy (2 of 4)")
 
 
 def test_compiling_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,7 +221,20 @@ def test_compiling_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
         with Progress():
             njit(lambda x: x + 1)(1)
             njit(lambda x: x + 2)(1)
-        assert stream.getvalue().count("compiling kernels (first run") == 1
+        assert stream.getvalue().count("compiling kernels that are not cached yet") == 1
+
+
+def test_a_log_without_a_terminal_tells_that_compiling_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("foremoe.cli.progress._PLAIN_S", 0.02)
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    with Progress() as progress:
+        time.sleep(0.1)
+        assert not stream.getvalue()  # nothing is compiled
+        progress._compile_s, progress._num_compiled = time.perf_counter, 126
+        while "\n" not in stream.getvalue():
+            time.sleep(0.01)
+    assert stream.getvalue().startswith("planning: 126 kernels compiled so far, 0:0")
 
 
 def test_a_file_or_place_with_a_slip_is_guessed(

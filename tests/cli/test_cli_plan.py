@@ -67,6 +67,19 @@ def test_check_finds_other_loads(
     assert payload["valid"] is False and "[1, 3, 4, 8]" in payload["violations"][0]["message"]
 
 
+def test_check_and_report_tell_the_number_of_experts(plan_and_workload: tuple[str, str], folder: Path) -> None:
+    other, sentence = write_trace(folder / "more.npz", num_experts=9), "the plan was made for tiny (8 experts); this trace has 9"
+    result = run(["check", plan_and_workload[0], "--trace", other])
+    assert result.exit_code == 1 and result.stdout.startswith(
+        f"[load] {sentence}\nplan.safetensors: keeps its laws, but was made"
+    )
+    page = str(folder / "page.html")
+    assert (
+        bad(["report", other, "--plan", plan_and_workload[0], "-o", page])
+        == f"error: {sentence}; give the trace that was planned."
+    )
+
+
 def test_check_lists_every_broken_law(plan_and_workload: tuple[str, str], tmp_path: Path) -> None:
     plan = Plan.load(plan_and_workload[0])
     quota_MLGS = plan.quota_MLGS.copy()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from cli_runs import bad, good
 
+from foremoe.cli.kinds import Rollout
 from foremoe.plan.figures import FIGURES
 from foremoe.planner.strategies import STRATEGIES
 from foremoe.simulate import PARTS, Judge
@@ -73,6 +74,7 @@ GAINING = [
 def test_the_step_depends_on_what_lies_outside_the_stages() -> None:
     words = [*GAINING, "--planners", "static,foremoe"]
     alone, slow = rows_of([*words, "--rollout-share", "0"]), rows_of([*words, "--rollout-share", "100s"])
+    assert Rollout().convert("70%", None, None) == {"rollout_share": 0.7}
     assert alone["foremoe"]["step_speedup"] == alone["foremoe"]["speedup_vs_static"]
     assert slow["foremoe"]["step_speedup"] == pytest.approx(1.0, abs=1e-3)
     text = good(["simulate", *words, "--rollout-share", "0.25"]).stdout
@@ -84,18 +86,18 @@ def test_the_step_depends_on_what_lies_outside_the_stages() -> None:
         assert "step" not in next(line for line in lines if "speed-up" in line)
         told = ", ".join(f"{gains[percent]:.3f} with {percent} %" for percent in ("50", "85", "95"))
         assert f"; a whole step gains less: {told} of it outside the stages" in " ".join(" ".join(lines).split())
-    assert "neither a share from 0 to 0.999 nor seconds" in bad(["simulate", *words, "--rollout-share", "1.5"])
+    assert "neither a share from 0 to 0.999, such as 0.7 or 70%, nor" in bad(["simulate", *words, "--rollout-share", "1.5"])
     without = good(["simulate", *GAINING, "--planners", "foremoe"]).stdout
-    assert "step: unknown without static" in without
+    assert "step: unknown; static and another" in without
 
 
 @pytest.mark.parametrize("command", ["simulate", "compare"])
 def test_the_fastest_that_an_engine_runs_is_named(command: str, trace: str, dealing: list[str]) -> None:
     words = [command, *GAINING, "--planners", "static,eplb-exact,foremoe"]
-    assert "fastest that an engine runs: foremoe; a whole step gains less: " in good(words).stdout
-    assert "fastest that an engine runs: foremoe; step: gain of " in good([*words, "--rollout-share", "0.5"]).stdout
+    assert "fastest that can be executed: foremoe; a whole step gains less: " in good(words).stdout
+    assert "fastest that can be executed: foremoe; step: gain of " in good([*words, "--rollout-share", "0.5"]).stdout
     slow = [command, trace, *dealing, "--redundant", "0", "--planners", "eplb-exact,static"]
-    assert "fastest that an engine runs: static" in good(slow).stdout.splitlines()
+    assert "fastest that can be executed: static" in good(slow).stdout.splitlines()
 
 
 def test_memory_has_a_verdict(tmp_path: Path) -> None:

@@ -93,6 +93,7 @@ def test_preset_names():
 
 
 def test_unknown_preset_lists_the_names():
+    assert "did you mean '8xh100'? choose" in refusal(Cluster.preset, "h100")
     message = refusal(Cluster.preset, "8xmi300")
     assert "8xmi300" in message and all(name in message for name in NAMES)
 

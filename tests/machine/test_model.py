@@ -168,6 +168,7 @@ def test_every_preset_states_its_source_and_units():
 
 
 def test_unknown_preset_lists_the_names():
+    assert "did you mean 'qwen3-30b-a3b'? choose" in refusal(Model.preset, "qwen3-30b")
     message = refusal(Model.preset, "qwen4")
     assert "qwen4" in message and all(name in message for name in NAMES)
     refusal(Model.preset, None)
@@ -275,7 +276,16 @@ def test_relations_refuse():
     assert "num_expert_groups 3" in refusal(Model, **{**SMALL, "num_expert_groups": 3})
 
 
-@pytest.mark.parametrize("missing", list(SMALL))
+SIX = {"name": "mine", "num_layers": 24, "num_experts": 64, "num_topk": 6, "hidden_size": 2048, "ffn_size": 1024}
+
+
+def test_six_keys_of_a_file_suffice(tmp_path):
+    path = tmp_path / "model.toml"
+    path.write_text("".join(f"{k} = {v!r}\n" for k, v in SIX.items()))
+    assert Model.from_toml(path) == Model.of(**SIX)
+
+
+@pytest.mark.parametrize("missing", ["num_layers", "num_experts", "num_topk", "hidden_size", "ffn_size"])
 def test_missing_key(tmp_path, missing):
     path = tmp_path / "model.toml"
     full = Model(**SMALL).to_dict()

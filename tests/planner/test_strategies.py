@@ -47,6 +47,7 @@ def test_parse_inverts_repr(value):
     [
         ("Unknown()", "is unknown"),
         ("Quota(nonsense=1)", "cannot be made"),
+        ("Quota(min_pair=4)", r"unexpected keyword argument 'min_pair'; did you mean 'min_pairs'\?$"),
         ("Quota(min_pairs=__import__('os'))", "is unknown"),
         ("Quota(", "not of the form"),
         ("Quota(**{})", "write the options out"),

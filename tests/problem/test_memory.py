@@ -170,6 +170,7 @@ def test_the_verdict_says_what_reforward_would_make_of_it() -> None:
         (Fit(80_240_000_000, None, 80_000_000_000), "does not fit: 80.24 of 80 GB"),
         (Fit(179_400_000_000, None, 80_000_000_000), "does not fit: 179 of 80 GB"),
         (Fit(3_140_000_000, 2, 80_000_000_000), "fits: 3.14 of 80 GB"),
+        (Fit(77_000_000_000, 2, 80_000_000_000), "fits, but tight: 77 of 80 GB"),
     ],
 )
 def test_the_verdict_in_words(verdict: Fit, text: str) -> None:

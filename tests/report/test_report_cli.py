@@ -10,6 +10,8 @@ import pytest
 from click.testing import CliRunner, Result
 from report_case import arrays_of, facts_of
 
+import foremoe
+from foremoe.advice.changes import REDEALT
 from foremoe.cli.main import main
 from foremoe.plan.plan import Plan
 
@@ -49,7 +51,7 @@ def test_it_plans_simulates_and_writes(tmp_path):
     assert facts["simulated"] is not None and facts["planning"] is not None
     told = CliRunner().invoke(main, ["advise", *CASE, "--json", str(tmp_path / "advice.json")])
     found = json.loads((tmp_path / "advice.json").read_text())
-    assert told.exit_code == 0 and facts["changes"] == [row for row in found["changes"] if row["cost"] != "another layout"]
+    assert told.exit_code == 0 and facts["changes"] == [row for row in found["changes"] if row["cost"] not in REDEALT]
     names = [row["name"] for row in facts["strategies"]["rows"]]
     assert names[0] == "static" and {"foremoe", "force-balanced"} <= set(names) and "exact" not in names
 
@@ -210,3 +212,20 @@ def test_a_trace_and_synthetic_exclude_each_other_with_a_plan_too(planned, tmp_p
     plan, work = planned
     one_line(run(work, *CASE, "--plan", plan, "-o", str(tmp_path / "r.html")), "exclude each other")
     one_line(run(work, "--regime", "mid", "--plan", plan, "-o", str(tmp_path / "r.html")), "--regime")
+
+
+def test_the_plan_has_its_colour_if_sequences_are_shuffled(tmp_path):
+    trace, out = str(tmp_path / "trace.npz"), tmp_path / "r.html"
+    foremoe.synthetic_trace("gpt-oss-20b", num_sequences=8, num_layers=1).save(trace)
+    case = [trace, "--ranks", "4", "--tokens-per-rank", "256", "--redundant", "1", "--shuffle", *QUICK]
+    good(*case, "-o", str(out))
+    facts = facts_of(out.read_text())
+    assert facts["planner"] == "foremoe, sequences shuffled"
+    assert facts["planner"].split(", ")[0] in [row["name"] for row in facts["strategies"]["rows"]]
+
+
+def test_a_plan_file_says_that_it_has_no_options_of_the_trainer(planned, tmp_path):
+    plan, work = planned
+    words = [work, "--plan", plan, "--planners", "none", "-o", str(tmp_path / "r.html")]
+    said = "note: a plan file holds no options of the trainer"
+    assert said in good(*words).stdout and said not in good(*words, "--optimizer-bytes", "0").stdout

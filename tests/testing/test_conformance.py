@@ -8,17 +8,20 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from hypothesis.vendor.pretty import pretty
 from profiles import examples
 
 import foremoe.solvers
 from foremoe.base.arrays import Array
-from foremoe.base.errors import PlanError
+from foremoe.base.errors import InputError, PlanError
 from foremoe.plan.transfers import TransferList
+from foremoe.planner.strategies import resolve
 from foremoe.problem.placement import Placement, Stop
 from foremoe.problem.pricing import row_objective
 from foremoe.problem.problem import Problem
 from foremoe.solvers import Deadline, HomeSolver, PathSolver, RankSolver, RowSolver, SplitSolver
 from foremoe.testing import HomeSolverTests, PathSolverTests, SolverTests, SplitSolverTests
+from foremoe.testing.samples import many_row_problem
 
 # Exact takes milliseconds a row where the others take microseconds, and proves loads alone.
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -139,6 +142,34 @@ class AllFromRankZero(PathSolver):
 class LeavesOneOut(PathSolver):
     def solve(self, problem: Problem, transfers: TransferList) -> TransferList:
         return transfers.cut(C=np.arange(len(transfers)) > 0)
+
+
+class NoSubclass:
+    def solve(self, problem: Problem, start: Placement) -> Placement:
+        return start
+
+
+@dataclasses.dataclass(frozen=True)
+class KeepsADict(RankSolver):
+    seen: dict[int, int] = dataclasses.field(default_factory=dict)
+
+    def solve(self, problem: Problem, start: Placement) -> Placement:
+        return start
+
+
+def test_one_sentence_says_what_a_solver_is() -> None:
+    cure = r"subclass foremoe\.levels\.RankSolver as a frozen dataclass \(docs/extending\.md\)\."
+    with pytest.raises(pytest.fail.Exception, match=f"NoSubclass, not a RankSolver; {cure}"):
+        type("TestBroken", (SolverTests,), {"solver": NoSubclass()})
+    with pytest.raises(InputError, match=f"per-row function; {cure}"):
+        resolve(f"{__name__}:NoSubclass()")
+    with pytest.raises(pytest.fail.Exception, match=r"is not a value .* state in local variables of `solve`"):
+        type("TestBroken", (SolverTests,), {"solver": KeepsADict()})().test_is_a_value()
+
+
+def test_a_report_names_a_drawn_problem_in_one_line() -> None:
+    problem = many_row_problem(4)
+    assert pretty(problem) == repr(problem) and len(repr(problem)) < 150
 
 
 @pytest.mark.filterwarnings("ignore:overflow")

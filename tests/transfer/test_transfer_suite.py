@@ -10,8 +10,10 @@ from flaky import Shelf
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from foremoe.base.errors import TransferError
+from foremoe.base.errors import InputError, TransferError
+from foremoe.plan.transfers import Link
 from foremoe.testing import TransferTests
+from foremoe.transfer import TransferBackend
 from foremoe.transfer import local as local_module
 from foremoe.transfer.local import Local
 
@@ -19,6 +21,14 @@ from foremoe.transfer.local import Local
 class TestShelf(TransferTests):
     backend = Shelf()
     in_process = True
+
+
+def test_a_backend_without_its_attributes_says_which():
+    methods = dict.fromkeys(("open", "start", "wait", "close"), lambda *_: None)
+    with pytest.raises(InputError, match="backend Mine lacks links and one_sided; set links = frozenset"):
+        type("Mine", (TransferBackend,), methods)
+    with pytest.raises(InputError, match="backend Mine lacks one_sided; set"):
+        type("Mine", (TransferBackend,), methods | {"links": frozenset({Link.PEER})})
 
 
 class GoesThroughFloat32(Local):

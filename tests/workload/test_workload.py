@@ -329,7 +329,7 @@ def test_files_that_are_no_workload(tmp_path):
     assert newer != whole
     refused("has workload format 9, this foremoe reads only format 1; install a newer", newer)
     save_file({"a": np.zeros(1)}, path, {"foremoe": json.dumps({"kind": "trace", "format": 1})})
-    refused("is not a workload file")
+    refused("is not a workload file, but a trace file; `foremoe inspect` shows it")
     save_file({"a": np.zeros(1)}, path)
     refused("is not a workload file")
     path.unlink()

@@ -84,7 +84,7 @@ function drawByRank(theme, width, charts, description, each = 62) {
 
 function drawLinks(theme, width) {
   const { names, bytes_KG, busy_s_KG } = facts.links, busy = busy_s_KG !== null;
-  const charts = names.map((name, k) => ({ name: `${name.replace("rdma", "RDMA")}${busy ? ", seconds busy" : ""}`, values_G: busy ? busy_s_KG[k] : bytes_KG[k], units: busy ? TIME_UNITS : BYTE_UNITS, colour: LINK_COLOURS[name.split(" ")[0]] }));
+  const charts = names.map((name, k) => ({ name: `${name.replace("rdma", "RDMA")}${busy ? ", time busy" : ""}`, values_G: busy ? busy_s_KG[k] : bytes_KG[k], units: busy ? TIME_UNITS : BYTE_UNITS, colour: LINK_COLOURS[name.split(" ")[0]] }));
   const used = charts.filter(({ values_G }) => values_G.some((value) => value > 0));
   return used.length ? drawByRank(theme, width, used, "Load of links by rank") : sentence(theme, width, "No link transfers weights or gradients of replicas.");
 }
@@ -137,7 +137,7 @@ function drawNamedBars(theme, width, list, description, colour, axis) {
 function drawStrategies(theme, width) {
   const { columns, rows } = facts.strategies, at = (heading) => columns.findIndex((c) => c.heading === heading);
   const column = at("stage"), factor = columns[column]?.unit === "ms" ? 1e-3 : 1;
-  const list = rows.filter((row) => row.cells[column] !== null && row.cells[column] !== undefined).map((row) => ({ name: row.name, value: row.cells[column], text: seconds(row.cells[column] * factor), own: row.name === facts.planner ? "planned" : null }));
+  const list = rows.filter((row) => row.cells[column] !== null && row.cells[column] !== undefined).map((row) => ({ name: row.name, value: row.cells[column], text: seconds(row.cells[column] * factor), own: row.name === facts.planner.split(", ")[0] ? "planned" : null }));
   if (!list.length) return sentence(theme, width, "No strategy has a stage time.");
   return drawNamedBars(theme, width, list, "Stage time by strategy", "amount", `simulated (${facts.standing}); moves of homes included`);
 }

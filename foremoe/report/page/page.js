@@ -140,7 +140,7 @@ function stageFigures() {
   figure("links", drawLinks, { paperWidth: 700 });
   figure("memory", drawMemory, { paperWidth: 700 });
   figure("gap", (theme, width) => drawGap(theme, width, rows), { paperWidth: 700 });
-  document.querySelector("#links figcaption").firstChild.textContent = facts.links.busy_s_KG ? "Seconds that every rank's links are busy (simulated)" : "Bytes of replica weights and gradients over every rank's links";
+  document.querySelector("#links figcaption").firstChild.textContent = facts.links.busy_s_KG ? "Time for which every rank's links are busy (simulated)" : "Bytes of replica weights and gradients over every rank's links";
   if (facts.planning) {
     figure("planning", drawPlanning, { paperWidth: 700 });
     document.getElementById("planning-table").append(planningTable(facts.planning), ...facts.planning.warnings.map((text) => html("p", { class: "note" }, text)));

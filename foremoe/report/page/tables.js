@@ -69,7 +69,7 @@ function strategyTable({ columns, rows }) {
 function partsTable(bars) {
   const most = Math.max(...bars.map(({ parts }) => total(parts))), [factor, unit] = unitOf(most, TIME_UNITS), used = usedParts(bars);
   const columns = [{ heading: "part", left: true }, ...bars.map(({ name, how }) => ({ heading: name, unit: `${how}, ${unit}` }))];
-  const line = (title, pick) => [title, ...bars.map(({ parts }) => cell(pick(parts), 2, factor))];
+  const line = (title, pick) => [title, ...bars.map(({ parts }) => cell(pick(parts), 3, factor))];
   return table("parts", columns, [...used.map(([part, [title]]) => line(title, (parts) => parts[part] ?? null)), line("stage", total)]);
 }
 

@@ -2,17 +2,18 @@
 
 import shutil
 import tempfile
+import time
 from pathlib import Path
 
 import torch
 
 from foremoe.base.errors import StaleWeights, TransferError
-from foremoe.plan.transfers import Link as Way
+from foremoe.plan.transfers import Link
 from foremoe.transfer import TransferBackend
 
 
 class FileBackend(TransferBackend):
-    links = frozenset({Way.HOST})
+    links = frozenset({Link.HOST})
     one_sided = True
     folder = None
 
@@ -30,10 +31,13 @@ class FileBackend(TransferBackend):
         return copies
 
     def wait(self, handle, timeout_s):
+        until = time.monotonic() + timeout_s
         for copy in handle:
             file = self.folder / f"{copy.layer}-{copy.expert}"
             if not file.exists():
                 raise TransferError(f"{file} was never written; publish expert {copy.expert} of layer {copy.layer}.")
+            if time.monotonic() > until:
+                raise TransferError(f"reading {file} took longer than {timeout_s} s; check the folder's disk.")
             version, weights = torch.load(file)
             if version != self.version:
                 raise StaleWeights(f"{file} has version {version} of the weights, not {self.version}; publish it again.")
