@@ -65,7 +65,7 @@ without a guard. With Planner(rank=(SOLVER,)) instead of SOLVER, rows that SOLVE
 
 \b
 Example:
-  foremoe compare rollout.npz --ranks 16 --dispatch node --planners static,quota,foremoe
+  foremoe compare rollout.npz --ranks 16 --dispatch node
 """
 
 
