@@ -37,7 +37,7 @@ CLUSTER = foremoe.Cluster(
 
 
 def complete_plan() -> Plan:
-    """Blocks of re-forward, copies from host stores, a fitted cluster, whole sequences dealt."""
+    """Blocks of re-forward, a fitted cluster, whole sequences dealt."""
     mix = np.arange(M * L * G * E).reshape(M, L, G, E)
     load_MLGE = ((mix * 7919 + 13) % 23 + 40 * ((mix * 31) % 17 == 0)).astype(np.int32)
     work = foremoe.Workload.from_counts(load_MLGE, num_topk=2, model="tiny", moe_layer_L=np.arange(1, 1 + L, dtype=np.int32))
