@@ -63,7 +63,8 @@ def everywhere(*, ranks, micro_steps, stage, slot_depth):
 
 
 def in_nodes_of_two(plan):
-    return dataclasses.replace(plan, header=dataclasses.replace(plan.header, cluster=plan.header.cluster.with_ranks(plan.G, 2)))
+    cluster = plan.header.cluster.with_ranks(plan.G, 2)
+    return dataclasses.replace(plan, header=dataclasses.replace(plan.header, cluster=cluster)).rederived()
 
 
 def stage(group, plan, backends, options):
