@@ -30,7 +30,6 @@ from foremoe.routing.trace import RoutingTrace
 from foremoe.solvers import (
     Anneal,
     BalancedTokens,
-    Deadline,
     Eplb,
     Even,
     Exact,
@@ -134,7 +133,6 @@ def settings() -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "sources unknown", plan(lambda: dataclasses.replace(problem("qwen3-30b-a3b", 16), load_MLGE=None))
     yield "start", plan(of(), rank=(Search(effort=0),))
     yield "default effort", plan(of(), rank=(Search(),))
-    yield "relays", plan(of(), path=Deadline(relay=1))
     yield "foresight previous", plan(of(), foresight="previous")
     yield "foresight step", plan(of(), foresight="step")
     yield "without guard", plan(of(), guard=False)

@@ -200,8 +200,8 @@ Not in the cost model, so added as seconds outside the layers: embedding, dense 
 LIMITS = """\
 What this does not validate: copies that hide under compute on a GPU (on a CPU every copy costs a core's time, at both ends);
 several ranks that share NVLink, a NIC or a host's memory; links across nodes; fused kernels, grouped GEMMs and tensor cores;
-pipelines, more than two ranks. Two ranks of one machine are the smallest EP group there is: late ranks, fan-out from
-one home and relays hardly occur.
+pipelines, more than two ranks. Two ranks of one machine are the smallest EP group there is: late ranks and
+fan-out from one home hardly occur.
 """
 
 

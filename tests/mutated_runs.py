@@ -72,7 +72,7 @@ def some_problem(rng: np.random.Generator) -> Problem:
 
 def a_planner(rng: np.random.Generator) -> Planner:
     rank = (Greedy(), Search()) if rng.integers(2) else (Quota(),)
-    return Planner(rank=rank, path=Deadline(relay=int(rng.integers(2))), guard=bool(rng.integers(2)))
+    return Planner(rank=rank, guard=bool(rng.integers(2)))
 
 
 def verdict(problem: Problem, plan: Plan, *, engine: bool) -> str:

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from hypothesis import assume, note
 from hypothesis import strategies as st
-from relayed_plans import with_relays
 
 from foremoe.base.arrays import Array
 from foremoe.plan.plan import Plan
@@ -27,16 +26,13 @@ COPYING: dict[str, Any] = {"min_ranks": 2, "max_ranks": 4, "max_base": 2, "min_r
 
 
 @st.composite
-def copying_plans(draw: st.DrawFn, *, density: float = 1.0, relays: float = 0.0, **options: Any) -> tuple[Problem, Plan]:
-    """A problem and a plan of it that copies and overwrites: redundant slots are filled with chance `density`, copies that a rank
-    can relay are relayed with chance `relays`."""
+def copying_plans(draw: st.DrawFn, *, density: float = 1.0, **options: Any) -> tuple[Problem, Plan]:
+    """A problem and a plan of it that copies and overwrites: redundant slots are filled with chance `density`."""
     usual = {"min_micro_steps": 2, "min_layers": 2, "row_kinds": ("flat", "skewed"), "replicas": ("any",)}
     problem = draw(problems(**{**COPYING, **usual, **options}))
     note(describe(problem))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     plan = plan_of(problem, random_placement(problem, rng, density=density, evenness=20.0)).rederived()
-    if relays:
-        plan = with_relays(plan, rng, density=relays)
     assume(len(plan.transfers) > 0)
     return problem, plan
 
@@ -101,7 +97,7 @@ class Breaker:
         column_C[c] = value
         return dataclasses.replace(self.plan, transfers=self.plan.transfers.replace(**{name: column_C}))
 
-    def passed_on(self, c: int, src: int) -> Plan:
+    def sent_by(self, c: int, src: int) -> Plan:
         """The plan with one copy from another rank."""
         t = self.plan.transfers
         src_C, link_C = t.src_C.copy(), t.link_C.copy()
@@ -206,64 +202,21 @@ def copy_missing(b: Breaker) -> Plan:
 
 def weights_from_another_rank(b: Breaker) -> Plan:
     c = b.any_copy()
-    return b.passed_on(c, b.rng.choice(strangers(b.plan, c)))
+    return b.sent_by(c, b.rng.choice(strangers(b.plan, c)))
 
 
-def relayed_before_it_is_there(b: Breaker) -> Plan:
-    """The source has the expert by a later record only."""
+def weights_from_a_rank_that_received_them(b: Breaker) -> Plan:
+    """No rank passes on what it has received, even if it holds it by then."""
     t = b.plan.transfers
-    same = (t.layer_C[:, None] == t.layer_C) & (t.expert_C[:, None] == t.expert_C) & (t.need_C[:, None] < t.need_C)
-    known = [int(t.dst_C[later]) in strangers(b.plan, c) for c, later in np.argwhere(same).tolist()]
-    c, later = np.argwhere(same)[b.place(np.array(known, bool))[0]]
-    return b.passed_on(c, t.dst_C[later])
-
-
-def relayed_in_a_circle(b: Breaker) -> Plan:
-    t = b.plan.transfers
-    same = (t.layer_C[:, None] == t.layer_C) & (t.expert_C[:, None] == t.expert_C) & (t.need_C[:, None] == t.need_C)
-    one, two = b.place(np.triu(same, 1))
-    once = b.passed_on(one, t.dst_C[two])
-    return Breaker(b.problem, once, b.rng).passed_on(two, t.dst_C[one])
-
-
-def relayed_from_an_overwritten_buffer(b: Breaker) -> Plan:
-    """The source had the expert once, and something else has landed there since."""
-    t = b.plan.transfers
-    same = (t.layer_C[:, None] == t.layer_C) & (t.expert_C[:, None] == t.expert_C) & (t.need_C[:, None] > t.need_C)
-    same &= t.dst_C[:, None] != t.dst_C
-    gone = []
-    for c, before in np.argwhere(same).tolist():
-        mine_C = (t.dst_C == t.dst_C[before]) & (t.layer_C == t.layer_C[c]) & (t.expert_C == t.expert_C[c])
-        newest = int(np.flatnonzero(mine_C & (t.need_C <= t.need_C[c]))[-1])
-        after = (t.dst_C == t.dst_C[newest]) & (t.buffer_C == t.buffer_C[newest]) & (t.need_C > t.need_C[newest])
-        gone.append(bool((t.after_C[after] < t.need_C[c]).any()))
-    c, before = np.argwhere(same)[b.place(np.array(gone, bool))[0]]
-    return b.passed_on(c, t.dst_C[before])
-
-
-def overwritten_while_it_is_relayed(b: Breaker) -> Plan:
-    """A valid relay of what came for an earlier use, from a buffer that the next copy may land on too soon. Often no use reads
-    that buffer any more, only the relay."""
-    t = b.plan.transfers
-    home_C = b.plan.home_LE[t.layer_C, t.expert_C] // b.plan.B
-    places = []
-    for c in np.flatnonzero((t.src_C >= 0) & (t.src_C != home_C)).tolist():
-        mine_C = (t.dst_C == t.src_C[c]) & (t.layer_C == t.layer_C[c]) & (t.expert_C == t.expert_C[c])
-        held = np.flatnonzero(mine_C & (t.need_C <= t.need_C[c]))
-        if len(held):
-            next_C = (t.dst_C == t.src_C[c]) & (t.buffer_C == t.buffer_C[held[-1]]) & (t.need_C > t.need_C[held[-1]])
-            earlier = int(t.need_C[held[-1]]) < int(t.need_C[c])
-            places += [(int(t.need_C[c]), int(n)) for n in np.flatnonzero(next_C)[:earlier] if t.src_C[n] == home_C[n]]
-    need, n = places[b.place(np.ones(len(places), bool))[0]]
-    return b.copy_column("after_C", n, need - 1)
+    same = (t.layer_C[:, None] == t.layer_C) & (t.expert_C[:, None] == t.expert_C) & (t.need_C[:, None] >= t.need_C)
+    c, before = b.place(same & (t.dst_C[:, None] != t.dst_C))
+    return b.sent_by(c, t.dst_C[before])
 
 
 def strangers(plan: Plan, c: int) -> list[int]:
-    """Ranks that a copy's weights cannot come from: they do not hold the expert by its use. Its own destination is one."""
-    t, (layer, expert) = plan.transfers, (plan.transfers.layer_C[c], plan.transfers.expert_C[c])
-    same_C = (t.layer_C == layer) & (t.expert_C == expert) & (t.need_C <= t.need_C[c])
-    known = {int(plan.home_LE[layer, expert]) // plan.B, *t.dst_C[same_C].tolist()} - {int(t.dst_C[c])}
-    return sorted({*range(plan.G)} - known | {int(t.dst_C[c])})
+    """Ranks that a copy's weights cannot come from: all but the home."""
+    home = int(plan.home_LE[plan.transfers.layer_C[c], plan.transfers.expert_C[c]]) // plan.B
+    return sorted({*range(plan.G)} - {home})
 
 
 def needed_by_another_use(b: Breaker) -> Plan:
@@ -336,8 +289,7 @@ BREAKS: dict[Callable[[Breaker], Plan], str] = {
     quota_one_too_many: "tokens", token_lost: "tokens", negative_quota: "quota", empty_slot_with_quota: "quota",
     home_moved: "homes", homes_no_permutation: "homes", replica_on_its_home_rank: "canonical", twice_on_a_rank: "canonical",
     replica_without_quota: "canonical", unknown_expert: "canonical", replica_across_nodes: "node", copy_missing: "residency",
-    weights_from_another_rank: "residency", relayed_before_it_is_there: "residency", relayed_in_a_circle: "residency",
-    relayed_from_an_overwritten_buffer: "residency", overwritten_while_it_is_relayed: "residency",
+    weights_from_another_rank: "residency", weights_from_a_rank_that_received_them: "residency",
     needed_by_another_use: "residency", for_another_micro_step: "residency", into_a_slot_that_holds_another: "residency",
     into_no_redundant_slot: "residency", lands_before_its_buffer_was_used: "buffers", lands_after_its_use: "buffers",
     buffer_does_not_exist: "buffers", two_copies_into_one_buffer: "buffers",

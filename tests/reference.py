@@ -50,9 +50,8 @@ def run_reference(plan: Plan, workload: Workload | Array, *, seed: int = 0, land
         plan: Plan that keeps homes in their base slots.
         workload: Counts for which the plan was made, as a workload or as its load_MLGE.
         seed: Seed of weights, inputs and output gradients.
-        land: Time at which copies land. With ``"early"``, a copy lands as soon as the use `after` is over and the source has the
-            weights. With ``"late"``, a copy lands just before the use `need`. A relayed copy is read from its source until the
-            use `need`, so it lands again at that time. If `after` is wrong, a result is wrong in one of the two modes.
+        land: Time at which copies land. With ``"early"``, a copy lands as soon as the use `after` is over. With ``"late"``, it
+            lands just before the use `need`. If `after` is wrong, a result is wrong in one of the two modes.
 
     Raises:
         InputError: The plan moves homes, or was made for other counts.
@@ -67,31 +66,18 @@ def run_reference(plan: Plan, workload: Workload | Array, *, seed: int = 0, land
     buffer_G = np.full((G, head.num_buffers, 2, HIDDEN, HIDDEN), np.nan)
     slot_grad_G = np.full_like(buffer_G, np.nan)
     reads: dict[tuple[int, int, int], int] = {}  # (rank, layer, expert) -> buffer from which its weights are read
-    holds: dict[tuple[int, int], tuple[int, int]] = {}  # (rank, buffer) -> (layer, expert) that landed there last
 
     def home_weights(rank: int, layer: int, expert: int) -> Array:
         """Returns the weights of an expert, or NaN if the expert is not at home on `rank`. Rank -1 is the host store."""
         return weight_LE[layer, expert] if rank in (-1, plan.home_LE[layer, expert] // B) else weight_LE[0, 0] * np.nan
 
-    def land_copy(c: int, last: bool) -> bool:
-        """Copies weights from their source. If the source does not have the weights, it copies NaN if `last`, else nothing."""
-        src, key, at = int(t.src_C[c]), (int(t.layer_C[c]), int(t.expert_C[c])), (int(t.dst_C[c]), int(t.buffer_C[c]))
-        there = [buffer for (g, buffer), held in holds.items() if g == src and held == key]
-        weights = buffer_G[src, there[0]] if there else home_weights(src, *key)
-        if last or not np.isnan(weights).any():
-            buffer_G[at], holds[at] = weights, key
-            return True
-        return False
-
     apart = {(layer, phase) for _, _, layer, phase, _ in zip(*head.schedule.uses(L), strict=True)}
     activation_ZH, landed_C = np.full_like(input_ZH, np.nan), np.zeros(len(t), bool)
-    relayed_C = (t.src_C >= 0) & (t.src_C != plan.home_LE[t.layer_C, t.expert_C] // B)
     for use, m, layer, phase, _ in zip(*head.schedule.uses(L), strict=True):
-        for _ in range(G):  # copies that wait for a copy to their source land in a later round
-            for c in np.flatnonzero(~landed_C & ((t.after_C < use) if land == "early" else (t.need_C <= use))).tolist():
-                landed_C[c] = land_copy(c, last=False)
-        for c in np.flatnonzero((t.need_C == use) & (relayed_C | ~landed_C)).tolist():
-            landed_C[c] = land_copy(c, last=True)
+        due_C = (t.need_C <= use) | ((t.after_C < use) & (land == "early"))
+        for c in np.flatnonzero(due_C & ~landed_C).tolist():
+            buffer_G[t.dst_C[c], t.buffer_C[c]] = home_weights(t.src_C[c], t.layer_C[c], t.expert_C[c])
+        landed_C |= due_C
         for c in np.flatnonzero(t.need_C == use).tolist():
             reads[t.dst_C[c], t.layer_C[c], t.expert_C[c]] = t.buffer_C[c]
         returns = []

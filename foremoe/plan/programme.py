@@ -10,7 +10,6 @@ import numpy as np
 from foremoe.base.arrays import Array, order_of
 from foremoe.base.errors import InputError
 from foremoe.plan.plan import Plan
-from foremoe.plan.relays import Relays, home_ranks, relays_of
 from foremoe.plan.replicas import Replicas
 from foremoe.plan.rounds import rounds_of
 from foremoe.plan.transfers import TransferList
@@ -39,9 +38,8 @@ class Programme:
     """The part of a plan that one rank runs.
 
     The source and the destination of a copy start it at the same position (see `start_positions`). Copies that start at one
-    position are ordered by `Relays.depth_C`, then by need, then by `rounds_of`. All ranks thus have the same order of batches,
-    (position, depth, need), in which a relay follows the copy that it passes on. Ranks that wait for each other in this order
-    cannot deadlock.
+    position are ordered by need, then by `rounds_of`. All ranks thus have the same order of batches, (position, need). Ranks that
+    wait for each other in this order cannot deadlock.
     """
 
     uses: list[tuple[int, int, int]]  # (micro-step, layer, phase) of `Schedule.uses`, by position
@@ -49,33 +47,31 @@ class Programme:
     need_C: Array  # position of the use that needs each copy
     start_C: Array  # position at which each copy starts
     home_C: Array  # home rank of each copy's expert
-    starts: dict[int, list[int]]  # position -> copies that start there and in which this rank may take part, at either end
+    starts: dict[int, list[int]]  # position -> copies that start there and of which this rank is the home or the destination
     arrivals: dict[int, list[int]]  # position -> copies to this rank that the use needs
     frees: dict[int, list[int]]  # position -> buffers of this rank that are not needed after it, until a copy arrives in them
     returns: dict[int, list[Return]]  # position -> gradients that leave or reach this rank after it
-    relays: Relays
 
     @staticmethod
     def of(plan: Plan, rank: int, prefetch: int, transfers: TransferList | None = None) -> Programme:
         """Returns the part of the plan that `rank` runs. Copies start at most `prefetch` positions before they are needed.
 
-        The plan must keep homes. `transfers` replaces the plan's copies if they come from other sources. Raises the errors of
-        `relays_of`.
+        The plan must keep homes. `transfers` replaces the plan's copies if they have other links.
         """
         t = plan.transfers if transfers is None else transfers
         uses = plan.header.schedule.uses(plan.L)
         columns = uses.micro_step_U, uses.layer_U, uses.phase_U
         triples: list[tuple[int, int, int]] = list(zip(*(column_U.tolist() for column_U in columns), strict=True))
-        need_C, home_C, relays = t.need_C.astype(np.int64), home_ranks(plan, t), relays_of(plan, t)
-        start_C = start_positions(t, relays, prefetch)
-        # The home takes part in all copies, because copies come from home if relays can no longer be used.
-        mine_C = np.flatnonzero((t.dst_C == rank) | (home_C == rank) | (t.src_C == rank))
+        need_C, home_C = t.need_C.astype(np.int64), plan.home_LE[t.layer_C, t.expert_C].astype(np.int64) // plan.B
+        start_C = start_positions(t, prefetch)
+        # The home takes part even in copies from the host store, because they come from home if the store fails.
+        mine_C = np.flatnonzero((t.dst_C == rank) | (home_C == rank))
         here_C = np.flatnonzero(t.dst_C == rank)
         round_C = rounds_of(need_C, t.slot_C, t.src_C, t.dst_C, plan.header.cluster)
-        in_order = mine_C[order_of(relays.depth_C[mine_C], need_C[mine_C], round_C[mine_C])]
+        in_order = mine_C[order_of(need_C[mine_C], round_C[mine_C])]
         freed_C = here_C[t.after_C[here_C] >= 0]
         return Programme(
-            uses=triples, pass_U=uses.pass_U.tolist(), need_C=need_C, start_C=start_C, home_C=home_C, relays=relays,
+            uses=triples, pass_U=uses.pass_U.tolist(), need_C=need_C, start_C=start_C, home_C=home_C,
             starts=_group(start_C[in_order], in_order), arrivals=_group(need_C[here_C], here_C),
             frees=_group(t.after_C[freed_C], t.buffer_C[freed_C]), returns=_returns(plan, rank, uses),
         )  # fmt: skip
@@ -94,23 +90,17 @@ def use_text(micro_step: int, layer: int, phase: int) -> str:
     return f"{Phase(phase).name.lower()} of micro-step {micro_step}, layer {layer}"
 
 
-def start_positions(t: TransferList, relays: Relays, prefetch: int, late_C: Array | None = None) -> Array:
+def start_positions(t: TransferList, prefetch: int, late_C: Array | None = None) -> Array:
     """Returns int64 [C], the use at whose beginning each copy starts.
 
     A copy starts after the use that must be over on the destination, and at most `prefetch` positions before the use that needs
-    the copy. `late_C` gives uses before which copies do not start. A relay starts one position later than the copy that it passes
-    on, or at the same position if one later would be too late.
+    the copy. The copies of `late_C` start only in the use that needs them.
     """
     need_C = t.need_C.astype(np.int64)
     start_C = np.maximum(t.after_C.astype(np.int64) + 1, need_C - prefetch).clip(0)
     if late_C is not None:
         start_C[late_C] = need_C[late_C]
-    relay_Y = np.flatnonzero(relays.parent_C >= 0)
-    while True:
-        after_Y = np.minimum(start_C[relays.parent_C[relay_Y]] + 1, need_C[relay_Y])
-        if (after_Y <= start_C[relay_Y]).all():
-            return start_C
-        start_C[relay_Y] = np.maximum(start_C[relay_Y], after_Y)
+    return start_C
 
 
 def _group(key_C: Array, value_C: Array) -> dict[int, list[int]]:

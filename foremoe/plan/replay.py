@@ -6,7 +6,6 @@ import numpy as np
 
 from foremoe.base.arrays import Array
 from foremoe.base.compiled import kernel
-from foremoe.plan.transfers import Link
 from foremoe.problem.schedule import Uses
 
 if TYPE_CHECKING:
@@ -24,27 +23,20 @@ class Replay(NamedTuple):
         early_C: bool, True for a copy that is overwritten while the use that needs it may still read it.
         read_UGR: Code for what a redundant slot finds when it serves pairs, uint8. 0 means its expert, `MISSING` means nothing,
             and `GONE` means contents that may have been overwritten.
-        relay_C: bool, True for copies whose source rank is not the home.
-        sent_C: Code for what the source of a relay finds, uint8, as in `read_UGR`. 0 for copies that are not relays.
-        parent_C: Copy that brought the expert of a relay to the relay's source, int64, or -1.
     """
 
     early_C: Array
     read_UGR: Array
-    relay_C: Array
-    sent_C: Array
-    parent_C: Array
 
     @classmethod
     def of(cls, plan: "Plan", uses: Uses) -> Self:
         """Replays the copies of a plan. The columns of the copies must be in range and in order."""
         t, B, (L, G, S) = plan.transfers, plan.B, plan.expert_MLGS.shape[1:]
-        relay_C = (t.link_C != Link.HOST) & (t.src_C != plan.home_LE[t.layer_C, t.expert_C] // B)
-        copies = _Copies(t.need_C, t.after_C, t.dst_C, t.src_C, t.layer_C, t.expert_C, t.buffer_C, relay_C)
+        copies = _Copies(t.need_C, t.after_C, t.dst_C, t.layer_C, t.expert_C, t.buffer_C)
         row_U = uses.micro_step_U.astype(np.int64) * L + uses.layer_U
         needed_NGR = np.where(plan.quota_NGS[..., B:] > 0, plan.expert_NGS[..., B:], np.int16(-1))
         until_C, early_C = _overwritten(copies, G, plan.header.num_buffers)
-        found = cls(early_C, np.zeros((len(row_U), G, S - B), np.uint8), relay_C, np.zeros(len(t), np.uint8), np.full(len(t), -1))
+        found = cls(early_C, np.zeros((len(row_U), G, S - B), np.uint8))
         _read(copies, row_U, needed_NGR, until_C, np.full((L, plan.E, G), -1, np.int32), found)
         return found
 
@@ -53,11 +45,9 @@ class _Copies(NamedTuple):
     need_C: Array
     after_C: Array
     dst_C: Array
-    src_C: Array
     layer_C: Array
     expert_C: Array
     buffer_C: Array
-    relay_C: Array
 
 
 @kernel
@@ -79,11 +69,10 @@ def _overwritten(copies, num_ranks, num_buffers):
 
 @kernel
 def _read(copies, row_U, needed_NGR, until_C, last_LEG, found):
-    """Fills all of `found` except `early_C`. `last_LEG` is the last copy of an expert to a rank, or -1."""
+    """Fills `found.read_UGR`. `last_LEG` is the last copy of an expert to a rank, or -1."""
     num, L = copies.need_C.size, last_LEG.shape[0]
     end = 0
     for u in range(row_U.size):
-        begin = end
         while end < num and copies.need_C[end] == u:
             last_LEG[copies.layer_C[end], copies.expert_C[end], copies.dst_C[end]] = end
             end += 1
@@ -93,10 +82,6 @@ def _read(copies, row_U, needed_NGR, until_C, last_LEG, found):
                 e = needed_NGR[row_U[u], g, r]
                 if e >= 0:
                     found.read_UGR[u, g, r] = _state(last_LEG[layer, e, g], u, until_C, found)
-        for c in range(begin, end):
-            if copies.relay_C[c]:
-                held = last_LEG[copies.layer_C[c], copies.expert_C[c], copies.src_C[c]]
-                found.sent_C[c], found.parent_C[c] = _state(held, u, until_C, found), held
 
 
 @kernel

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from foremoe.plan.replay import GONE, MISSING, Replay
-from foremoe.plan.transfers import Link, TransferList
+from foremoe.plan.transfers import Link
 from foremoe.problem.laws import SHOWN_PER_LAW, Violations
 from foremoe.problem.schedule import Uses
 
 if TYPE_CHECKING:
     from foremoe.plan.plan import Plan
 
-# Letters: L layers, G ranks, R redundant slots, C copies, Y of them relays, U uses.
+# Letters: L layers, G ranks, R redundant slots, C copies, U uses.
 
 
 def check_transfers(found: Violations, plan: Plan, uses: Uses) -> None:
@@ -38,7 +38,6 @@ def check_transfers(found: Violations, plan: Plan, uses: Uses) -> None:
         lambda i: f"buffer {t.buffer_C[i]} of rank {t.dst_C[i]} is overwritten while use {t.need_C[i]} still reads it",
     )  # fmt: skip
     _check_readers(found, plan, uses, replay)
-    _check_circles(found, t, replay)
 
 
 def _check_ranges(found: Violations, plan: Plan) -> None:
@@ -53,14 +52,13 @@ def _check_ranges(found: Violations, plan: Plan) -> None:
     num_buffers = plan.header.num_buffers
     outside_C = (t.buffer_C < 0) | (t.buffer_C >= num_buffers)
     found.mask("buffers", outside_C, "C", lambda i: f"buffer {t.buffer_C[i]} is outside this rank's 0 to {num_buffers - 1}")
-    other_rank_C = (t.src_C >= 0) & (t.src_C < plan.G) & (t.src_C != t.dst_C)
+    home_C = plan.home_LE[t.layer_C, t.expert_C] // plan.B
     found.mask(
-        "residency", ~np.where(t.link_C == Link.HOST, t.src_C == -1, other_rank_C), "C",
-        lambda i: f"expert {t.expert_C[i]} comes from {t.src_C[i]}, which is not another rank (nor -1 by host)",
+        "residency", t.src_C != np.where(t.link_C == Link.HOST, -1, home_C), "C",
+        lambda i: f"expert {t.expert_C[i]} comes from {t.src_C[i]}, which is neither its home {home_C[i]} nor -1 by host",
     )  # fmt: skip
     node_G = plan.header.cluster.node_of_rank_G
-    across_C = node_G[np.where(other_rank_C, t.src_C, t.dst_C)] != node_G[t.dst_C]
-    wrong_C = (t.link_C != Link.HOST) & ((t.link_C == Link.RDMA) != across_C) & other_rank_C
+    wrong_C = (t.src_C == home_C) & ((t.link_C == Link.RDMA) != (node_G[home_C] != node_G[t.dst_C]))
     found.mask(
         "residency", wrong_C, "C",
         lambda i: f"rank {t.src_C[i]} sends it over {Link(int(t.link_C[i])).name}, which does not lead to rank {t.dst_C[i]}",
@@ -90,29 +88,11 @@ def _check_order(found: Violations, plan: Plan) -> None:
 
 
 def _check_readers(found: Violations, plan: Plan, uses: Uses, replay: Replay) -> None:
-    """Checks that every slot that serves, and every rank that passes on a copy, has the expert when it is read."""
-    t, B = plan.transfers, plan.B
+    """Checks that every slot that serves has its expert when it is read."""
     for state, text in ((MISSING, "was never copied there"), (GONE, "has been overwritten by then")):
-        places, relay_Y = np.argwhere(replay.read_UGR == state), np.flatnonzero(replay.sent_C == state)
-        more = f"({len(places) + len(relay_Y)} uses in all)"
+        places = np.argwhere(replay.read_UGR == state)
+        more = f"({len(places)} uses in all)"
         for u, g, r in places[:SHOWN_PER_LAW].tolist():
             m, layer = int(uses.micro_step_U[u]), int(uses.layer_U[u])
-            where = f"use {u} (layer {layer}), rank {g}, slot {B + r}"
-            found.add("residency", f"expert {plan.expert_MLGS[m, layer, g, B + r]} {text} {more}.", where)
-        for c in relay_Y[:SHOWN_PER_LAW].tolist():
-            where = f"use {t.need_C[c]} (layer {t.layer_C[c]}), rank {t.src_C[c]}, to be passed on by copy {c}"
-            found.add("residency", f"expert {t.expert_C[c]} {text} {more}.", where)
-
-
-def _check_circles(found: Violations, t: TransferList, replay: Replay) -> None:
-    """Checks that chains of relays in a use begin with a copy that is not a relay."""
-    from_C, parent_C = np.arange(len(t)), replay.parent_C.clip(0)
-    same_use_C = replay.relay_C & (replay.parent_C >= 0) & (t.need_C[parent_C] == t.need_C)
-    from_C[same_use_C] = parent_C[same_use_C]
-    end_C = from_C
-    for _ in range(len(t).bit_length() if same_use_C.any() else 0):
-        end_C = end_C[end_C]
-    found.mask(
-        "residency", from_C[end_C] != end_C, "C",
-        lambda i: f"expert {t.expert_C[i]} is passed on in a circle of ranks: none of them has it first",
-    )  # fmt: skip
+            where = f"use {u} (layer {layer}), rank {g}, slot {plan.B + r}"
+            found.add("residency", f"expert {plan.expert_MLGS[m, layer, g, plan.B + r]} {text} {more}.", where)

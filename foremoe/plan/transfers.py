@@ -33,8 +33,7 @@ class TransferList(ArrayValue):
         layer_C: Layer of the plan, int16.
         phase_C: `Phase` of the use that first needs the copy, uint8.
         expert_C: Logical expert that is copied, int16.
-        src_C: Source rank of the weights, int16. It is the home rank, or -1 for the host store, or a rank that passes on its own
-            copy (a relay, see below).
+        src_C: Source rank of the weights, int16. It is the expert's home rank, or -1 for the host store.
         dst_C: Destination rank, int16.
         slot_C: Redundant slot of the placement that the copy fills (B <= slot < S), int16.
         link_C: `Link`, uint8. An engine may use another link.
@@ -42,13 +41,8 @@ class TransferList(ArrayValue):
         need_C: Index in `Schedule.uses` of the use that first reads the copy, int32.
         after_C: Index of the use that must be over before the copy may land, int32, or -1 if the buffer is free from the start.
 
-    The source of a relay has received the expert with an earlier copy, possibly for the same use. The source passes the expert on
-    after the earlier copy has arrived. Its buffer keeps the expert until the use `need_C` of the relay is over, so that no copy
-    with an earlier `after_C` may land in this buffer. The relays for one use form trees, never circles.
-
     Gradient returns are not listed here. The gradient of a replica is sent home after the backward pass of its row, over the peer
-    or RDMA link between the two ranks. This is so even if the weights came from the host store or a relay. Gradients are never
-    relayed.
+    or RDMA link between the two ranks. This is so even if the weights came from the host store.
     """
 
     micro_step_C: Array = array(np.int32)

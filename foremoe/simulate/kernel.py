@@ -198,10 +198,6 @@ def _stored_s(f, stage, fills, state):
 def _start_copy(c, ready_s, stage, copies, state):
     link = copies.link_C[c]
     ready = ready_s - _behind(link, state)
-    parent = copies.parent_C[c]
-    if parent >= 0:  # a relay waits for its own copy
-        arrived = copies.end_C[parent] + _behind(copies.link_C[parent], state)
-        ready = max(ready, arrived - _behind(link, state))
     if copies.fill_C[c] >= 0:
         ready = max(ready, _stored_s(copies.fill_C[c], stage, copies.fills, state))
     copies.start_C[c] = _send(ready, copies.src_C[c], copies.dst_C[c], link, stage.copy_s[link], stage, state)

@@ -8,7 +8,6 @@ from foremoe.machine.host import host_waits_s
 from foremoe.machine.tiles import padded_pairs
 from foremoe.plan.plan import Plan
 from foremoe.plan.programme import start_positions
-from foremoe.plan.relays import chain_depth, relays_of
 from foremoe.plan.replicas import Replicas
 from foremoe.plan.rounds import rounds_of
 from foremoe.plan.transfers import Link, TransferList
@@ -88,18 +87,17 @@ def _planned_seconds(problem: Problem) -> Array:
 def copy_inputs(problem: Problem, plan: Plan, num_uses: int, prefetch: int, known: str) -> Copies:
     """Returns the plan's copies in the order in which they start (see `start_positions`)."""
     t = plan.transfers if plan.executable else TransferList.none()
-    relays, need_C = relays_of(plan, t), t.need_C.astype(np.int64)
+    need_C = t.need_C.astype(np.int64)
     late_C = (t.phase_C == Phase.FORWARD) & (known == "router")
-    start_C = start_positions(t, relays, prefetch, late_C)
-    depth_C = chain_depth(relays.parent_C)
+    start_C = start_positions(t, prefetch, late_C)
     round_C = rounds_of(need_C, t.slot_C, t.src_C, t.dst_C, problem.cluster)
-    order_C = order_of(start_C, need_C, depth_C, round_C)
+    order_C = order_of(start_C, need_C, round_C)
     ahead_C = order_C[~late_C[order_C]]
-    by_need_C = order_of(need_C, depth_C, round_C)
+    by_need_C = order_of(need_C, round_C)
     uses = np.arange(num_uses + 1)
     fills, fill_C = fill_inputs(problem, plan, t)
     return Copies(
-        src_C=t.src_C.astype(np.int64), dst_C=t.dst_C.astype(np.int64), link_C=t.link_C, parent_C=relays.parent_C, late_C=late_C,
+        src_C=t.src_C.astype(np.int64), dst_C=t.dst_C.astype(np.int64), link_C=t.link_C, late_C=late_C,
         ahead_C=ahead_C, ahead_U=np.searchsorted(start_C[ahead_C], uses), need_C=by_need_C,
         need_U=np.searchsorted(need_C[by_need_C], uses), start_C=np.zeros(len(t)), end_C=np.zeros(len(t)),
         fill_C=fill_C, fills=fills,

@@ -44,8 +44,7 @@ def simulate(
         full_stores: Whether host stores are full when the stage begins, as they are after another stage with the same weights.
 
     Raises:
-        InputError: Plan and problem do not match, the problem has no counts by source rank, or the source of a relay lacks the
-            expert.
+        InputError: Plan and problem do not match, or the problem has no counts by source rank.
         PlanError: The plan violates a law.
 
     Example:

@@ -45,7 +45,6 @@ class Copies(NamedTuple):
     src_C: Array  # source rank, or -1 for the host store
     dst_C: Array
     link_C: Array
-    parent_C: Array  # copy that a relay passes on, or -1
     late_C: Array  # whether the copy is known only in the use that needs it
     ahead_C: Array  # copies sorted by the use at whose beginning they may start
     ahead_U: Array  # first index of each use in `ahead_C`

@@ -2,20 +2,21 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
+from foremoe.base.arrays import Array
 from foremoe.base.errors import InputError, StaleWeights
 from foremoe.distributed.group import Group
+from foremoe.plan.links import choose_links
 from foremoe.plan.plan import Plan
 from foremoe.plan.programme import Programme
-from foremoe.plan.relays import copies_for, reschedule
-from foremoe.plan.transfers import Link
+from foremoe.plan.transfers import Link, TransferList
 from foremoe.transfer.backends import NONE, BackendSet
-from foremoe.transfer.base import HOST, Buffers, Copy, Tensors
+from foremoe.transfer.base import HOST, Buffers, Copy
 from foremoe.transfer.host_fill import FillError, agreed
 from foremoe.transfer.streams import Landing, SideStream
 from foremoe.transfer.timeline import Event, Log, Wait
@@ -36,7 +37,6 @@ class Batch:
     done: bool = False
     error: Exception | None = None
     landed: Sequence[torch.cuda.Event] = ()  # on a GPU, recorded after the wait for the batch
-    waits: list[Wait] = field(default_factory=list)  # earlier waits, to pass copies on
 
 
 class Carrier:
@@ -45,10 +45,6 @@ class Carrier:
     Each copy uses the first backend in the given order that serves its link, and all ranks choose the same one (`route_C`). If a
     one-sided pull fails, this rank repeats it at once over the other one-sided backends, without involving other ranks. If a
     two-sided backend fails on any rank, all ranks retire it at the next pass boundary, and its remaining copies get new links.
-
-    For a relay, this rank passes on its own copy from its slot buffer, if both copies use the same two-sided backend. All other
-    copies come from the home, and so do all copies after a backend was retired. If a rank has nothing to pass on, it does not
-    start its end of the copy, which counts as a failure of the backend.
 
     On a GPU, one side stream starts copies and another one waits for them, so the model's stream waits only in `landing`.
     """
@@ -67,13 +63,10 @@ class Carrier:
         self.log = Log()
         self.backends.forgive_pulls()  # two-sided backends remain retired
         self._batches, self._batch_C = [], {}
-        self._passed_on: dict[int, list[Batch]] = {}  # position -> batches that read buffers here until the use is over
-        self._lacking: set[int] = set()  # copies that did not arrive here
         backend_P = self.backends.by_link()
-        two_sided_P = np.array([not self.backends.one_sided(b) for b in backend_P])
-        chosen = copies_for(plan, backend_P, two_sided_P)
+        chosen = plan.transfers if (backend_P[plan.transfers.link_C] != NONE).all() else self._rescheduled(backend_P)
         self.programme = Programme.of(plan, self.group.rank, prefetch, chosen)
-        self.link_C, self.src_C = chosen.link_C, np.where(self.programme.relays.relay_C, chosen.src_C, self.programme.home_C)
+        self.link_C = chosen.link_C
         self.route_C = backend_P[self.link_C]
         # After a backend was retired, rows with copies that no backend can send run at home.
         if (self.route_C == NONE).any() and not self.backends.retired:
@@ -89,8 +82,7 @@ class Carrier:
     def start(self, position: int) -> None:
         """Starts the copies of a position after the work that is already queued on the current stream.
 
-        Waits until this rank has published the weights that this use needs. For relayed experts, it also waits up to `timeout_s`
-        for this rank's own copies.
+        Waits until this rank has published the weights that this use needs.
         """
         for backend in self.backends.backends:
             backend.advance(position)
@@ -108,23 +100,12 @@ class Carrier:
                 else:
                     delivered, landed = self._pull_elsewhere(c, batch)
             waits = [wait]
-            if batch is not None:
-                waits, batch.waits = waits + batch.waits, []  # a batch is awaited only once
             self.landing.add(landed, waits)
             outcome = "missing" if delivered == NONE else "done" if delivered == self.route_C[c] else "failed over"
             if delivered == NONE:
                 missing.append(c)
-                self._lacking.add(c)
             self._record(c, batch, delivered, waits, outcome)
         return missing
-
-    def release(self, position: int) -> None:
-        """Ends the use at `position` and waits until the copies that this rank relayed for it have left their buffers.
-
-        All ranks have received the copies of a use before its last exchange, so this method rarely has to wait.
-        """
-        for batch in self._passed_on.pop(position, ()):
-            self._wait(batch)
 
     def agree(self, position: int, settle: Callable[[], None]) -> list[str]:
         """Retires the two-sided backends that have failed on any rank since the last pass boundary. Collective at each boundary.
@@ -159,13 +140,16 @@ class Carrier:
             if batch.backend in lost:
                 self._wait(batch)
         later_C, backend_P = self.programme.need_C >= position, self.backends.by_link()
-        chosen = reschedule(self.plan, backend_P, relay=0)
-        self.link_C = np.where(later_C, chosen.link_C, self.link_C)
-        self.src_C = np.where(again_C | (self.programme.start_C > position), self.programme.home_C, self.src_C)
+        self.link_C = np.where(later_C, self._rescheduled(backend_P).link_C, self.link_C)
         self.route_C = np.where(later_C, backend_P[self.link_C], self.route_C)
         self.backends.publish(self.plan, self.programme, self.route_C, position, self.version)
         for start in range(position + 1):
             self._launch([c for c in self.programme.starts.get(start, ()) if again_C[c]])
+
+    def _rescheduled(self, backend_P: Array) -> TransferList:
+        """Returns the plan's copies, distributed again over the links that have a backend. `backend_P` is by `Link`."""
+        head, allowed = self.plan.header, [link for link in Link if backend_P[link] != NONE]
+        return choose_links(self.plan.transfers, self.plan.home_LE, head.cluster, head.model.expert_bytes, allowed)
 
     def finish(self) -> None:
         """Waits for all transfers that are still in flight, so that the weights may change afterwards."""
@@ -177,46 +161,25 @@ class Carrier:
             backend.finish()
 
     def _launch(self, copies: Sequence[int]) -> None:
-        """Starts copies in one batch per relay depth, use and backend. Both ends form the same batches in the same order."""
-        t, me, batches = self.plan.transfers, self.group.rank, dict[tuple[int, int, int], list[int]]()
+        """Starts copies in one batch per use and backend. Both ends form the same batches in the same order."""
+        t, me, batches = self.plan.transfers, self.group.rank, dict[tuple[int, int], list[int]]()
         for c in copies:
             b = int(self.route_C[c])
             one_sided = self.backends.one_sided(b)
-            if t.dst_C[c] != me and (one_sided or self.src_C[c] != me):
+            if t.dst_C[c] != me and (one_sided or self.programme.home_C[c] != me):
                 continue
             if one_sided and b in self.backends.sick:
                 b = next(iter(self.backends.other_pulls(b)), NONE)
             if b != NONE:
-                depth = int(self.programme.relays.depth_C[c])
-                batches.setdefault((depth, int(self.programme.need_C[c]), b), []).append(c)
-        for (_, need, b), members in batches.items():
-            passed_on = [c for c in members if self._from_buffer(c, b)]
-            for c in passed_on:
-                self._await_own(int(self.programme.relays.parent_C[c]))
+                batches.setdefault((int(self.programme.need_C[c]), b), []).append(c)
+        for (_, b), members in batches.items():
             self._start(b, members)
-            if passed_on:
-                self._passed_on.setdefault(need, []).append(self._batches[-1])
-
-    def _from_buffer(self, c: int, b: int) -> bool:
-        """Returns True if this rank relays a copy from one of its slot buffers."""
-        return not self.backends[b].one_sided and self.src_C[c] == self.group.rank != self.programme.home_C[c]
-
-    def _await_own(self, c: int) -> None:
-        """Waits for this rank's own copy of an expert that it passes on."""
-        batch = self._batch_C.get(c)
-        if batch is not None:
-            with Wait(self.device) as wait:
-                if not self._wait(batch):
-                    self._lacking.add(c)
-            batch.waits.append(wait)
 
     def _start(self, b: int, members: list[int]) -> None:
         batch = Batch(b, tuple(members), None, self.clock())
         try:
             if b in self.backends.sick and not self.backends[b].one_sided:
                 raise RuntimeError(f"{self.backends.names[b]} failed on this rank before")
-            if any(self._from_buffer(c, b) and self.programme.relays.parent_C[c] in self._lacking for c in members):
-                raise RuntimeError("an expert that this rank should pass on did not arrive")
             with self.starts.current():
                 batch.handle = self.backends[b].start([self._copy(c, b) for c in members])
         except (FillError, StaleWeights):
@@ -231,12 +194,8 @@ class Carrier:
     def _copy(self, c: int, b: int) -> Copy:
         t, me, backend = self.plan.transfers, self.group.rank, self.backends[b]
         layer, expert, dst = int(t.layer_C[c]), int(t.expert_C[c]), int(t.dst_C[c])
-        rank = int(self.programme.home_C[c] if backend.one_sided else self.src_C[c])
-        src: Tensors | None = None
-        if self._from_buffer(c, b):
-            src = self.buffers.slot(int(self.programme.relays.buffer_C[c]))
-        elif rank == me and not backend.one_sided:
-            src = self.buffers.home(layer, expert)
+        rank = int(self.programme.home_C[c])
+        src = self.buffers.home(layer, expert) if rank == me and not backend.one_sided else None
         into = self.buffers.slot(int(t.buffer_C[c])) if dst == me else None
         return Copy(c, layer, expert, HOST if backend.links == {Link.HOST} else rank, dst, src, into)
 
@@ -282,9 +241,8 @@ class Carrier:
 
     def _record(self, c: int, batch: Batch | None, delivered: int, waits: list[Wait], outcome: str) -> None:
         t, ready_s = self.plan.transfers, self.clock()
-        rank = int(self.src_C[c])
-        if self.backends.one_sided(delivered):
-            rank = HOST if self.backends[delivered].links == {Link.HOST} else int(self.programme.home_C[c])
+        from_host = self.backends.one_sided(delivered) and self.backends[delivered].links == {Link.HOST}
+        rank = HOST if from_host else int(self.programme.home_C[c])
         num_bytes = sum(x.nbytes for x in self.buffers.slot(int(t.buffer_C[c])))
         self.log.add(
             Event(

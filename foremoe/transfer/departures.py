@@ -43,10 +43,9 @@ class Departures:
         position, self._freed = self._freed, None
         if position is None:
             return
-        self._carrier.release(position)
         if self._debug:
             self._carrier.starts.follow()
-            with self._carrier.starts.current():  # this stream waits until relayed copies have left
+            with self._carrier.starts.current():  # on which the next copies into these buffers start
                 for buffer in self._carrier.programme.frees.get(position, ()):
                     spoil(self._buffers.slot(buffer))
         self._carrier.start(position + 1)

@@ -37,7 +37,7 @@ CLUSTER = foremoe.Cluster(
 
 
 def complete_plan() -> Plan:
-    """Blocks of re-forward, relays, a fitted cluster, whole sequences dealt."""
+    """Blocks of re-forward, a fitted cluster, whole sequences dealt."""
     mix = np.arange(M * L * G * E).reshape(M, L, G, E)
     load_MLGE = ((mix * 7919 + 13) % 23 + 40 * ((mix * 31) % 17 == 0)).astype(np.int32)
     work = foremoe.Workload.from_counts(load_MLGE, num_topk=2, model="tiny", moe_layer_L=np.arange(1, 1 + L, dtype=np.int32))
@@ -48,7 +48,7 @@ def complete_plan() -> Plan:
         slot_depth=2,
     )  # fmt: skip
     key = foremoe.PlanKey(step=3, stage="update", mini_batch=1, ep_group=2)
-    planner = foremoe.Planner(path=Deadline(relay=True))
+    planner = foremoe.Planner(path=Deadline())
     plan, _ = planner.plan(problem, key=key)
     header = dataclasses.replace(
         plan.header, trace_id="of no trace",

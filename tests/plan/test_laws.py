@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, note, settings
+from hypothesis import given, note, settings
 from hypothesis import strategies as st
 from mutations import BREAKS, Breaker, copying_plans
 
@@ -24,7 +24,6 @@ some = settings(max_examples=max(10, settings.default.max_examples // 3))
 
 # What a break needs of the problem and of the plan to find a place for it.
 EMPTY_SLOTS = {"density": 0.6, "min_redundant": 2}
-RELAYS = {"min_ranks": 3, "max_base": 1, "max_redundant": 1}
 NEEDS: dict[str, dict[str, Any]] = {
     "empty_slot_with_quota": EMPTY_SLOTS,
     "home_moved": {"density": 0.2},
@@ -36,10 +35,7 @@ NEEDS: dict[str, dict[str, Any]] = {
     "into_a_slot_that_holds_another": {"min_redundant": 2},
     "lands_before_its_buffer_was_used": {"slot_depth": 1},
     "two_copies_into_one_buffer": {"min_redundant": 2, "min_ranks": 3},
-    "relayed_before_it_is_there": RELAYS,
-    "relayed_in_a_circle": RELAYS,
-    "relayed_from_an_overwritten_buffer": RELAYS | {"slot_depth": 1, "min_micro_steps": 3},
-    "overwritten_while_it_is_relayed": RELAYS | {"slot_depth": 2, "min_micro_steps": 3, "relays": 1.0},
+    "weights_from_a_rank_that_received_them": {"min_ranks": 3, "max_base": 1, "max_redundant": 1},
 }
 
 
@@ -50,14 +46,6 @@ def test_valid_plans_pass(data: st.DataObject) -> None:
     plan = data.draw(plans(problem))
     assert plan.violations() == [] and plan.violations(problem) == []
     plan.check(problem)
-
-
-@given(st.data())
-def test_valid_plans_with_relays_pass(data: st.DataObject) -> None:
-    problem, plan = data.draw(copying_plans(relays=1.0, min_ranks=3, max_base=1))
-    t = plan.transfers
-    assume((t.src_C != plan.home_LE[t.layer_C, t.expert_C] // plan.B).any())
-    assert plan.violations(problem) == []
 
 
 @given(st.data())

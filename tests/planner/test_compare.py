@@ -11,7 +11,9 @@ import pytest
 
 import foremoe
 from foremoe.base.errors import InputError
+from foremoe.levels import PathSolver
 from foremoe.plan.figures import FIGURES, traffic
+from foremoe.plan.transfers import Link, TransferList
 from foremoe.planner.ablation import ablate, left_out
 from foremoe.planner.comparison import compare
 from foremoe.planner.planner import Planner
@@ -172,10 +174,10 @@ def test_ablate_pairs_variants_over_slots_and_foresight(problem):
 
 
 def test_ablate_leaves_out_every_level():
-    planner = Planner(pack=ExpertAware(), home=Anneal(), rank=(Quota(), Search()), split=ExactSplit(), path=Deadline(relay=1))
+    planner = Planner(pack=ExpertAware(), home=Anneal(), rank=(Quota(), Search()), split=ExactSplit(), path=Deadline())
     assert list(left_out(planner)) == [
         "all", "without ExpertAware()", "without Anneal()", "without Quota()", "without Search()", "without ExactSplit()",
-        "without Deadline(relay=1)", "without the guard",
+        "without Deadline()", "without the guard",
     ]  # fmt: skip
     assert left_out(planner)["without Quota()"].rank == (Search(),)
     assert left_out(Planner())["without split"].split == Even()
@@ -183,12 +185,20 @@ def test_ablate_leaves_out_every_level():
     assert list(left_out(STRATEGIES["eplb-exact"])) == ["all", "without Eplb()", "without split"]
 
 
+@dataclasses.dataclass(frozen=True)
+class ByHost(PathSolver):
+    def solve(self, problem: foremoe.Problem, transfers: TransferList) -> TransferList:
+        num = len(transfers)
+        return transfers.replace(link_C=np.full(num, Link.HOST), src_C=np.full(num, -1))
+
+
 def test_ablate_shows_what_the_path_level_is_worth(problem):
-    """With relays copies take other ways; without the level they come from home, and replicas are the same."""
-    by = {row["levels"]: row for row in ablate(problem, Planner(path=Deadline(relay=3)), redundant=(2,), foresight=("exact",))}
-    assert by["without Deadline(relay=3)"]["replicas_per_layer"] == by["all"]["replicas_per_layer"] > 0
+    """From host stores copies take other ways; without the level they come from home, and replicas are the same."""
+    problem = dataclasses.replace(problem, cluster=dataclasses.replace(problem.cluster, host_bytes_per_s=1e10))
+    by = {row["levels"]: row for row in ablate(problem, Planner(path=ByHost()), redundant=(2,), foresight=("exact",))}
+    assert by["without ByHost()"]["replicas_per_layer"] == by["all"]["replicas_per_layer"] > 0
     home = {row["levels"]: row for row in ablate(problem, Planner(), redundant=(2,), foresight=("exact",))}
-    assert by["without Deadline(relay=3)"]["plan"] == home["all"]["plan"]
+    assert by["without ByHost()"]["plan"] == home["all"]["plan"] != by["all"]["plan"]
 
 
 def test_ablate_leaves_out_the_pack_level():

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, note
 from hypothesis import strategies as st
 from profiles import examples
-from relayed_plans import with_relays
 from stage_util import DEVICE, Case, case_of, expected_counts, run_case, run_dense, worst
 
 from foremoe.plan.plan import Plan
@@ -52,7 +51,6 @@ def busy_cases(
     schedule: str = "",
     slot_depth: int = 0,
     host: bool = False,
-    relays: bool = False,
     max_ranks: int = 4,
     **options: float,
 ) -> Case:
@@ -64,8 +62,6 @@ def busy_cases(
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     placement = random_placement(problem, rng, density=1.0, evenness=20.0)
     plan = plan_of(problem, placement).rederived()
-    if relays:
-        plan = with_relays(plan, rng)
     return _case(draw, problem, by_host(plan, rng) if host else plan, rng, options)
 
 
@@ -120,19 +116,6 @@ def test_every_plan_equals_the_dense_model(case: Case, prefetch: int) -> None:
 def test_plans_with_many_copies_equal_the_dense_model(schedule: str, slot_depth: int, data: st.DataObject) -> None:
     case = data.draw(busy_cases(schedule=schedule, slot_depth=slot_depth))
     assert_equal(case, run_threads(run_case, case.plan.G, case, ("local",), True, None, data.draw(st.integers(0, 3))))
-
-
-@given(busy_cases(relays=True), st.integers(0, 3))
-@examples(10)
-def test_plans_with_relays_equal_the_dense_model(case: Case, prefetch: int) -> None:
-    assert_equal(case, run_threads(run_case, case.plan.G, case, ("local",), True, None, prefetch))
-
-
-@pytest.mark.heavy
-@given(busy_cases(relays=True, max_ranks=3))
-@examples(5)
-def test_on_processes_with_relays(case: Case) -> None:
-    assert_equal(case, get_pool(3).run(run_case, case, ("collective",), num_ranks=case.plan.G))
 
 
 @given(busy_cases(unplanned=0.05))

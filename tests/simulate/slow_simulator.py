@@ -102,25 +102,6 @@ def counted_exchange_seconds(problem, plan, n):
     return most[0] / cluster.kernel_bytes_per_s, most[1] / cluster.rdma_bytes_per_s
 
 
-def feeds(plan):
-    """Per copy: the copy that a relay passes on, else None; and how many relays it comes after."""
-    t, feed, depth_of = plan.transfers, [], {}
-    for c in range(len(t)):
-        home = plan.home_LE[t.layer_C[c], t.expert_C[c]] // plan.B
-        wanted = (t.layer_C[c], t.expert_C[c], t.src_C[c])
-        same = [
-            i for i in range(len(t)) if (t.layer_C[i], t.expert_C[i], t.dst_C[i]) == wanted and t.need_C[i] <= t.need_C[c]
-        ]  # fmt: skip
-        relay = t.src_C[c] not in (-1, home) and same
-        feed.append(max(same, key=lambda i: t.need_C[i]) if relay else None)
-    for c in range(len(t)):
-        at, depth = c, 0
-        while feed[at] is not None:
-            at, depth = feed[at], depth + 1
-        depth_of[c] = depth
-    return feed, depth_of
-
-
 def fills_of(plan, cluster):
     """Per (node, layer, expert) that copies read from a host store: home, and the rank that writes it."""
     t, fills = plan.transfers, {}
@@ -188,8 +169,6 @@ def stage_seconds(problem, plan, prefetch, known, plan_s):
 
     def copy(c, ready):
         src, dst = int(t.src_C[c]), int(t.dst_C[c])
-        if feed[c] is not None:
-            ready = max(ready, times[feed[c]][1])
         if t.link_C[c] == Link.HOST:
             ready = max(ready, fill((int(node_G[dst]), int(t.layer_C[c]), int(t.expert_C[c]))))
         times[c] = send(src, dst, Link(int(t.link_C[c])), model.expert_bytes, ready)
@@ -197,15 +176,11 @@ def stage_seconds(problem, plan, prefetch, known, plan_s):
     uses = problem.schedule.uses(problem.L)
     triples = list(zip(uses.micro_step_U.tolist(), uses.layer_U.tolist(), uses.phase_U.tolist(), strict=True))
     blocks = {(m, layer) for m, layer, phase in triples if phase == Phase.REFORWARD}
-    feed, depth_of = feeds(plan)
     late = {c for c in range(len(t)) if known == "router" and t.phase_C[c] == Phase.FORWARD}
     begin = {c: max(0, t.need_C[c] - prefetch, t.after_C[c] + 1) for c in range(len(t))}
-    for c in sorted(range(len(t)), key=lambda c: depth_of[c]):
-        if feed[c] is not None:
-            begin[c] = max(begin[c], min(begin[feed[c]] + 1, t.need_C[c]))
     fills = fills_of(plan, cluster)
     round_of = rounds_of(t.need_C, t.slot_C, t.src_C, t.dst_C, cluster)  # its laws have tests of their own
-    in_order = sorted(range(len(t)), key=lambda c: (t.need_C[c], depth_of[c], round_of[c], c))
+    in_order = sorted(range(len(t)), key=lambda c: (t.need_C[c], round_of[c], c))
     begins = defaultdict(list)
     for c in in_order:
         if c not in late:

@@ -8,11 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from profiles import examples
-from relayed_plans import with_relays
 from slow_simulator import exchange_seconds, stage_seconds
 
 import foremoe
-from foremoe.plan.relays import relays_of
 from foremoe.plan.transfers import Link
 from foremoe.problem.estimate import window_seconds
 from foremoe.problem.schedule import Phase
@@ -29,16 +27,13 @@ def cases(draw, **limits):
     problem = draw(draws.problems(sources=True, max_micro_steps=3, max_layers=3, **limits))
     plan = draw(draws.plans(problem))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    plan = with_relays(plan, rng) if draw(st.booleans()) else plan
     return problem, some_by_host(plan, rng, draw(st.sampled_from([0.0, 0.5, 1.0])))
 
 
 def some_by_host(plan, rng, share):
-    """The plan with a share of its copies from host stores, but for those that are passed on."""
+    """The plan with a share of its copies from host stores."""
     t = plan.transfers
-    passed_on = relays_of(plan, t)
-    host_C = (rng.random(len(t)) < share) & ~passed_on.relay_C
-    host_C[passed_on.parent_C[passed_on.parent_C >= 0]] = False
+    host_C = rng.random(len(t)) < share
     link_C, src_C = np.where(host_C, Link.HOST, t.link_C), np.where(host_C, -1, t.src_C)
     return dataclasses.replace(plan, transfers=t.replace(link_C=link_C.astype(np.uint8), src_C=src_C.astype(np.int16)))
 

@@ -104,17 +104,11 @@ def in_rounds(problem, transfers):
     return sorted(range(len(round_C)), key=lambda c: (transfers.need_C[c], round_C[c], c))
 
 
-def paths_by_hand(problem, transfers, relay):
-    """``(link, source)`` of every copy: the way that ends first, by the free times of every link that it may use in its use.
-
-    Every rank that certainly holds the expert is asked when it could pass it on, where relays may be that many behind each other.
-    """
+def paths_by_hand(problem, transfers):
+    """``(link, source)`` of every copy: the way that ends first, by the free times of every link that it may use in its use."""
     t, node_of, out = transfers, problem.cluster.node_of_rank_G, {}
     seconds = problem.cluster.copy_seconds(problem.model.expert_bytes)
-    arrived = {}  # (use, rank, layer, expert) -> (when it is there, relays passed), of copies from ranks
     timeline = Timeline(problem)
-    kept = []  # (rank, buffer, layer, expert, use it came for) of copies from ranks
-    landings = list(zip(*(a.tolist() for a in (t.dst_C, t.buffer_C, t.need_C, t.after_C)), strict=True))
     in_order = in_rounds(problem, transfers)
     for need in sorted(set(t.need_C.tolist())):
         free = {}
@@ -122,28 +116,15 @@ def paths_by_hand(problem, transfers, relay):
         for c in (c for c in in_order if t.need_C[c] == need):
             dst, layer, expert = int(t.dst_C[c]), int(t.layer_C[c]), int(t.expert_C[c])
             home = int(problem.home_LE[layer, expert]) // problem.B
-            sources = [(0, home, 0.0, 0)]
-            for rank, buffer, *what, since in kept:
-                stays = not any(x[:2] == (rank, buffer) and x[2] > since and x[3] < need for x in landings)
-                ready, hops = arrived.get((need, rank, layer, expert), (0.0, 0))
-                if what == [layer, expert] and stays and rank != dst and hops < relay:
-                    sources.append((2, rank, ready, hops + 1))
-            found = []
-            for kind, src, ready, hops in sources:
-                path = Link.PEER if node_of[src] == node_of[dst] else Link.RDMA
-                links = [(path, "out", src), (path, "in", dst)]
-                end = max(ready, *(free.get(link, 0.0) for link in links)) + seconds[path]
-                found.append((end, kind, int(path), src, links, hops))
-            host = (Link.HOST, "in", dst)
+            path = Link.PEER if node_of[home] == node_of[dst] else Link.RDMA
+            links, host = [(path, "out", home), (path, "in", dst)], (Link.HOST, "in", dst)
+            found = [(max(free.get(link, 0.0) for link in links) + seconds[path], 0, int(path), home, links)]
             if timeline.pays(need, home, dst, layer, expert):
-                found.append((free.get(host, 0.0) + seconds[Link.HOST], 1, int(Link.HOST), -1, [host], 0))
-            end, _, path, src, links, hops = min(found, key=lambda way: way[:4])
+                found.append((free.get(host, 0.0) + seconds[Link.HOST], 1, int(Link.HOST), -1, [host]))
+            end, _, path, src, links = min(found, key=lambda way: way[:2])
             free.update(dict.fromkeys(links, end))
             out[c] = (path, src)
             timeline.take(path, need, home, src, dst, layer, expert)
-            if path != Link.HOST:
-                arrived[need, dst, layer, expert] = end, hops
-                kept.append((dst, int(t.buffer_C[c]), layer, expert, need))
     return [out[c] for c in range(len(t))]
 
 
@@ -151,26 +132,23 @@ def paths_by_hand(problem, transfers, relay):
 def test_paths_are_those_of_list_scheduling_by_hand(data):
     problem = data.draw(st.one_of(PROBLEMS, SPREAD))
     note(describe(problem))
-    relay = data.draw(st.sampled_from([0, 1, 2, 9]))
     transfers = copies_of(problem, data.draw(placements(problem)))
-    found = Deadline(relay=relay).solve(problem, transfers)
+    found = Deadline().solve(problem, transfers)
     same = {f.name for f in dataclasses.fields(TransferList)} - {"link_C", "src_C"}
     assert all((getattr(found, name) == getattr(transfers, name)).all() for name in same)
-    assert list(zip(found.link_C.tolist(), found.src_C.tolist(), strict=True)) == paths_by_hand(problem, transfers, relay)
-    assert Deadline(relay=relay).solve(problem, found).same_as(found)
-    assert Deadline().solve(problem, found).same_as(Deadline().solve(problem, transfers))
+    assert list(zip(found.link_C.tolist(), found.src_C.tolist(), strict=True)) == paths_by_hand(problem, transfers)
+    assert Deadline().solve(problem, found).same_as(found)
 
 
 @given(st.data())
-def test_plans_with_relays_obey_the_laws_and_compute_what_dense_computes(data):
+def test_plans_obey_the_laws_and_compute_what_dense_computes(data):
     problem = data.draw(SPREAD)
     note(describe(problem))
-    planner = Planner(rank=(), guard=False, path=Deadline(relay=data.draw(st.sampled_from([1, 9]))))
+    planner = Planner(rank=(), guard=False, path=Deadline())
     plan, _ = planner.plan(problem, data.draw(placements(problem)), num_threads=1)
     plan.check(problem)
     assert parse(plan.header.planner) == planner
-    t = plan.transfers
-    target(float(((t.src_C >= 0) & (t.src_C != problem.home_LE[t.layer_C, t.expert_C] // problem.B)).sum()))
+    target(float((plan.transfers.src_C < 0).sum()))
     load_MLGE = random_sources(problem, np.random.default_rng(7))
     dense = dense_reference(load_MLGE, backward=problem.schedule.trains)
     assert all(run_reference(plan, load_MLGE, land=land).difference(dense) < 1e-10 for land in ("early", "late"))
@@ -247,36 +225,11 @@ def test_a_slow_host_link_is_left_alone():
     assert (found.link_C == Link.PEER).all() and (found.src_C == 0).all()
 
 
-def test_one_copy_crosses_nodes_and_a_rank_there_passes_it_on():
-    problem, transfers = fan_out(9, alone=True, peer_bytes_per_s=400e9, rdma_bytes_per_s=20e9, host_bytes_per_s=1e9)
-    home, relayed = Deadline().solve(problem, transfers), Deadline(relay=True).solve(problem, transfers)
-    forward_C = transfers.need_C == transfers.need_C[0]
-    assert (home.link_C[forward_C] == Link.RDMA).sum() == 8
-    assert (relayed.link_C[forward_C] == Link.RDMA).sum() == 1
-    assert relayed.src_C[forward_C].tolist() == [0] + [1] * 7
-
-
-def test_inside_a_node_relays_form_a_tree():
-    problem, transfers = fan_out(8, peer_bytes_per_s=400e9, host_bytes_per_s=1e9)
-    src_C = Deadline(relay=9).solve(problem, transfers).src_C[transfers.need_C == transfers.need_C[0]]
-    # Rounds of one copy each: 0 -> 1; 0 -> 2 and 1 -> 3; then four at once.
-    assert src_C.tolist() == [0, 0, 1, 0, 1, 2, 3]
-    assert Deadline(relay=1).solve(problem, transfers).src_C[transfers.need_C == transfers.need_C[0]].tolist() == [
-        0,
-        0,
-        1,
-        0,
-        1,
-        2,
-        0,
-    ]
-
-
-def test_without_relays_nothing_has_changed_its_name():
-    assert repr(Deadline()) == repr(Deadline(relay=False)) == "Deadline()" and parse("Deadline(relay=True)") == Deadline(relay=1)
+def test_its_text_is_that_of_older_plans():
+    """It is part of every plan's bytes."""
+    assert repr(Deadline()) == "Deadline()" and parse("Deadline()") == Deadline()
 
 
 def test_no_copies_are_no_problem():
     problem, transfers = fan_out(4, peer_bytes_per_s=4e9, host_bytes_per_s=1e9)
-    for relay in (False, True):
-        assert len(Deadline(relay=relay).solve(problem, transfers.cut(C=np.zeros(0, np.int64)))) == 0
+    assert len(Deadline().solve(problem, transfers.cut(C=np.zeros(0, np.int64)))) == 0

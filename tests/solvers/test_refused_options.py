@@ -4,14 +4,13 @@ import pytest
 
 from bench.taot import Taot
 from foremoe.base.errors import InputError
-from foremoe.solvers import Anneal, Deadline, Eplb, Exact, ExpertAware, Feplb, Laer, LeastLoaded, Quota, Robust, Search
+from foremoe.solvers import Anneal, Eplb, Exact, ExpertAware, Feplb, Laer, LeastLoaded, Quota, Robust, Search
 
 NAN, INF = float("nan"), float("inf")
 REFUSED = {
     Anneal: [
         {"sweeps": -1}, {"sweeps": 1.5}, {"min_gain": NAN}, {"move_price": INF}, {"state_bytes": -1.0}, {"seed": 0.5},
     ],
-    Deadline: [{"relay": -1}, {"relay": 1.5}, {"relay": "yes"}, {"relay": None}],
     Eplb: [{"num_groups": 0}],
     Exact: [{"node_limit": 0}, {"node_limit": 2.5}, {"time_limit_s": 0.0}],
     ExpertAware: [{"skew_weight": 1.5}, {"redundant": -1}, {"sweeps": -1}, {"cluster": "nothing"}],

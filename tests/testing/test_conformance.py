@@ -19,7 +19,7 @@ from foremoe.planner.strategies import resolve
 from foremoe.problem.placement import Placement, Stop
 from foremoe.problem.pricing import row_objective
 from foremoe.problem.problem import Problem
-from foremoe.solvers import Deadline, HomeSolver, PathSolver, RankSolver, RowSolver, SplitSolver
+from foremoe.solvers import HomeSolver, PathSolver, RankSolver, RowSolver, SplitSolver
 from foremoe.testing import HomeSolverTests, PathSolverTests, SolverTests, SplitSolverTests
 from foremoe.testing.samples import many_row_problem
 
@@ -67,10 +67,6 @@ for _name in foremoe.solvers.__all__:
         if issubclass(_found, _interface) and not _found.__abstractmethods__:
             _of = FEW if _name in WITH_A_RULE else _suite
             globals()[f"Test{_name}"] = type(f"Test{_name}", (_of,), {"solver": _found(), **OPTIONS.get(_name, {})})
-
-
-class TestRelays(PathSolverTests):
-    solver = Deadline(relay=2)
 
 
 def with_quota(start: Placement, quota_NGS: Array, **fields: Any) -> Placement:

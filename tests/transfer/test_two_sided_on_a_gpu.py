@@ -1,8 +1,7 @@
-"""Stages over a pretended NCCL as late as it may be: weights, relays, host stores and gradients are right all the same."""
+"""Stages over a pretended NCCL as late as it may be: weights, host stores and gradients are right all the same."""
 
 import dataclasses
 import functools
-import time
 from functools import partial
 
 import late_nccl
@@ -13,10 +12,8 @@ import torch
 from engine_util import a_plan, expected_grads, gradient, values
 from late_nccl import LateNccl, OverNccl
 from pretend_gpu import gpu, raw
-from relayed_plans import with_relays
 from test_faults import by_host
 from test_order_on_a_gpu import OnGpu
-from test_relays import everywhere, num_relays
 
 from foremoe.problem.schedule import Phase
 from foremoe.testing.ranks import run_threads
@@ -37,26 +34,41 @@ def order(request, monkeypatch):
 
 @functools.cache
 def plans():
-    """Gradients every way: with a ring that is overwritten all the time, with one that holds all, and with relays."""
-    relays = with_relays(a_plan(ranks=4, redundant=2, micro_steps=4), np.random.default_rng(0))
-    assert num_relays(relays) > 2
+    """Gradients every way: with a ring that is overwritten all the time, with one that holds all, and with four ranks."""
     return {
         "one buffer": a_plan(ranks=3, slot_depth=1),
         "three buffers": a_plan(ranks=3),
         "buffers for all": a_plan(ranks=3, slot_depth=8),
-        "relays": relays,
-        "relays between nodes": with_relays(
-            in_nodes_of_two(everywhere(ranks=4, micro_steps=6, stage="recompute", slot_depth=1)), np.random.default_rng(0)
-        ),
+        "four ranks": a_plan(ranks=4, redundant=2, micro_steps=4),
+        "one home feeds two nodes": in_nodes_of_two(everywhere(ranks=4, micro_steps=6, stage="recompute", slot_depth=1)),
     }
 
 
+def everywhere(*, ranks, micro_steps, stage, slot_depth):
+    """Every row copies one expert to all other ranks."""
+    plan = a_plan(ranks=ranks, micro_steps=micro_steps, stage=stage, slot_depth=slot_depth)
+    expert_MLGS, quota_MLGS = plan.expert_MLGS.copy(), plan.quota_MLGS.copy()
+    expert_MLGS[..., plan.B :], quota_MLGS[..., plan.B :] = -1, 0
+    quota_MLGS[..., : plan.B] = np.take_along_axis(plan.load_MLE[:, :, None], expert_MLGS[..., : plan.B].astype(np.int64), 3)
+    for m, layer in np.ndindex(plan.M, plan.L):
+        e = (m * plan.L + layer) % plan.E
+        home, b = divmod(int(plan.home_LE[layer, e]), plan.B)
+        for g in set(range(ranks)) - {home}:
+            expert_MLGS[m, layer, g, plan.B], quota_MLGS[m, layer, g, plan.B] = e, 2
+            quota_MLGS[m, layer, home, b] -= 2
+    zero = np.zeros_like(plan.bound_ML)
+    return dataclasses.replace(
+        plan, expert_MLGS=expert_MLGS, quota_MLGS=quota_MLGS, bound_ML=zero, load_bound_ML=zero, stop_ML=plan.stop_ML * 0
+    ).rederived()
+
+
 def in_nodes_of_two(plan):
-    return dataclasses.replace(plan, header=dataclasses.replace(plan.header, cluster=plan.header.cluster.with_ranks(plan.G, 2)))
+    cluster = plan.header.cluster.with_ranks(plan.G, 2)
+    return dataclasses.replace(plan, header=dataclasses.replace(plan.header, cluster=cluster)).rederived()
 
 
-def stage(group, plan, backends, options, slow=None):
-    """Three stages; experts' kernels note weights that are wrong when they run, and add to gradients. One rank may be slow."""
+def stage(group, plan, backends, options):
+    """Three stages; experts' kernels note weights that are wrong when they run, and add to gradients."""
     buffers, wrong = OnGpu(plan, group.rank), []
     engine = Engine(buffers, group=group, backends=tuple(backend() for backend in backends), **options)
     uses = plan.header.schedule.uses(plan.L)
@@ -73,8 +85,6 @@ def stage(group, plan, backends, options, slow=None):
         engine.begin(plan)
         for position, layer, phase in zip(uses.micro_step_U, uses.layer_U, uses.phase_U, strict=True):
             use = int(position), int(layer), Phase(int(phase))
-            if group.rank == slow:
-                time.sleep(0.02)
             engine.prepare(*use)
             found = engine.weights(*use)
             torch.cuda.current_stream().put(lambda args=(*use, found, version): products(*args))
@@ -105,13 +115,13 @@ def stepped(weight):
     return new
 
 
-CASES = [(case, {}) for case in ("one buffer", "three buffers", "buffers for all", "relays", "relays between nodes")]
-CASES += [(case, options) for options in ({"prefetch": 0}, {"return_bytes": 1}) for case in ("three buffers", "relays")]
+CASES = [(case, {}) for case in ("one buffer", "three buffers", "buffers for all", "four ranks", "one home feeds two nodes")]
+CASES += [(case, options) for options in ({"prefetch": 0}, {"return_bytes": 1}) for case in ("three buffers", "four ranks")]
 
 
 @pytest.mark.parametrize("backends", [(LateNccl,), (CupyPeer, LateNccl)], ids=["nccl", "cupy_peer and nccl"])
 @pytest.mark.parametrize(("case", "options"), CASES, ids=str)
-def test_weights_relays_and_gradients_are_right(case, backends, options):
+def test_weights_and_gradients_are_right(case, backends, options):
     plan = plans()[case]
     assert [wrong for rank in run_threads(stage, plan.G, plan, backends, options) for wrong in rank] == []
 
@@ -126,13 +136,6 @@ def test_host_stores_between_nodes_hold_right_weights(node_G, options):
         return stage(OverNccl(group), plan, (partial(PinnedHost, node_G), LateNccl), options)
 
     assert [wrong for rank in run_threads(one, plan.G) for wrong in rank] == []
-
-
-@pytest.mark.parametrize("slow", range(4))
-def test_a_relay_stays_in_its_buffer_until_a_slow_rank_has_it(slow):
-    """Others run ahead of the slow rank, and pull the next weights into their buffers."""
-    plan = plans()["relays between nodes"]
-    assert [wrong for rank in run_threads(stage, plan.G, plan, (CupyPeer, LateNccl), {}, slow) for wrong in rank] == []
 
 
 def test_the_last_gradients_are_home_before_the_stream_goes_on():

@@ -108,7 +108,7 @@ class Rows {
     const near = facts.node_of_rank_G[home] === facts.node_of_rank_G[rank];
     let way = source === -1 ? "host" : "held";
     if (source >= 0) way = facts.node_of_rank_G[source] === facts.node_of_rank_G[rank] ? "peer" : "rdma";
-    return { y, n, m: Math.floor(n / this.L), l, expert, home, rank, source, way, near, quota: a.quota_Y[y], load: a.load_MLE[n * this.E + expert] };
+    return { y, n, m: Math.floor(n / this.L), l, expert, home, rank, way, near, quota: a.quota_Y[y], load: a.load_MLE[n * this.E + expert] };
   }
 
   replicas(n) {

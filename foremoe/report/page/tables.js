@@ -50,7 +50,7 @@ function replicaTable(rows, n, rank) {
     { heading: "share", unit: "% of load" }, { heading: "weights", left: true },
   ];
   const cells = list.map((r) => [cell(r.expert, 0), cell(r.home, 0), cell(r.rank, 0), cell(r.quota, 0), cell(100 * r.quota / Math.max(r.load, 1), 1),
-    r.source >= 0 && r.source !== r.home ? `relayed by ${r.source}` : { peer: "peer", rdma: "RDMA", host: "host", held: facts.executable ? "held" : "-" }[r.way]]);
+    { peer: "peer", rdma: "RDMA", host: "host", held: facts.executable ? "held" : "-" }[r.way]]);
   const what = rank === null ? `${plural(list.length, "replica")} in this row` : `${plural(list.length, "replica")} in the chain through rank ${rank}`;
   return table("replicas", columns, cells, what);
 }

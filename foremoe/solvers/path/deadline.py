@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foremoe.base.errors import InputError
 from foremoe.levels import PathSolver
 from foremoe.plan.links import choose_links
 from foremoe.plan.transfers import TransferList
@@ -13,7 +12,7 @@ from foremoe.problem.problem import Problem
 from foremoe.problem.schedule import Phase
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Deadline(PathSolver):
     """Distributes copies over links according to their bandwidth, for one use (a layer in a pass) after another.
 
@@ -30,33 +29,13 @@ class Deadline(PathSolver):
     if the time saved exceeds the slowdown of compute by filling and copying.
 
     Source: R. L. Graham, "Bounds on multiprocessing timing anomalies" (1969), with links in the place of machines.
-
-    Attributes:
-        relay: Maximum number of ranks in a chain that pass a copy on within a use. 0 or False means that weights come only from
-            home or host. True means 1. A rank that receives the expert from another rank for the same use can forward it after it
-            has arrived. A rank that still holds the expert from an earlier use can send it at once. A copy from a host store is
-            not passed on, because engines relay only between copies of the same two-sided backend. A relay is chosen if the copy
-            then ends earlier than a copy from home or host. Among equal relays, those inside the node are preferred, and then the
-            lowest rank.
     """
 
-    relay: int = 0
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.relay, int) or self.relay < 0:
-            raise InputError(f"relay must be the number of ranks in a chain that pass a copy on, 0 for none; got {self.relay!r}.")
-
-    def __repr__(self) -> str:
-        # Without relays, the text must be that of older versions, because it is part of every plan's bytes.
-        return f"Deadline(relay={self.relay!r})" if self.relay else "Deadline()"
-
     def solve(self, problem: Problem, transfers: TransferList) -> TransferList:
-        """Returns the same copies with chosen `link_C` and `src_C`. A source is the home rank, a relay, or -1 for the host."""
+        """Returns the same copies with chosen `link_C` and `src_C`. A source is the home rank, or -1 for the host."""
         hide_U = None
         if problem.cluster.host_bytes_per_s > 0:
             uses, times = problem.schedule.uses(problem.L), row_times(problem)
             row_U = uses.micro_step_U.astype(np.int64) * problem.L + uses.layer_U
             hide_U = np.where(uses.phase_U == Phase.BACKWARD, times.hide_backward_N[row_U], times.hide_forward_N[row_U])
-        return choose_links(
-            transfers, problem.home_LE, problem.cluster, problem.model.expert_bytes, relay=self.relay, hide_U=hide_U
-        )  # fmt: skip
+        return choose_links(transfers, problem.home_LE, problem.cluster, problem.model.expert_bytes, hide_U=hide_U)
