@@ -120,7 +120,7 @@ def test_slots_come_first_and_recomputation_before_them_where_the_stage_does_not
 def test_a_stage_fits_if_it_fits_with_the_planned_load() -> None:
     problem = posed("gpt-oss-math-like", tokens_per_rank=32768)
     plan, _ = Planner().plan(problem)
-    planned, home = (int(foremoe.problem.memory.peak_bytes(problem, p).max()) for p in (plan.placement, problem.static()))
+    planned, home = (foremoe.problem.memory.fit(problem, p).peak_bytes for p in (plan.placement, problem.static()))
     assert planned < home
     told = advise(dataclasses.replace(problem, cluster=dataclasses.replace(problem.cluster, memory_bytes=planned)))
     assert told.fit.peak_bytes == planned and told.fit.fits and "does not fit" not in str(told)

@@ -22,7 +22,6 @@ TESTS = (
 LONG = (
     "base/test_compiled.py::test_where_nothing_can_be_written_it_runs_without_a_cache",
     "cli/test_cli_errors.py::test_a_workload_file_is_dealt_already",
-    "cli/test_cli_main.py::test_planners_have_one_name_and_other_words_find_it",
     "cli/test_cli_plan.py::test_check_prices_as_the_planner_did",
 )  # fmt: skip
 
