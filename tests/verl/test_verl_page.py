@@ -48,7 +48,7 @@ def test_the_commands_to_begin_with(path):
     assert "Would install foremoe" in said
     config = OmegaConf.create(run(f"job=()\n{program}", PATH=path))
     engine = omega_conf_to_dataclass(config.actor_rollout_ref.actor.megatron)
-    assert (engine.strategy, engine.router_replay.mode, engine.foremoe) == ("megatron", "R3", Settings(redundant=1))
+    assert (engine.strategy, engine.router_replay.mode, engine.foremoe) == ("megatron", "R3", Settings(redundant=0))
 
 
 def test_layouts_of_a_job_are_compared_for_the_same_tokens(path):
