@@ -4,7 +4,7 @@ import sys
 
 
 def main() -> None:
-    """Runs the command line. An interrupt during the imports ends it as later ones do."""
+    """Runs the command line. An interrupt during the imports ends it with exit code 130, like any later interrupt."""
     try:
         from foremoe.cli.main import main as command_line
     except KeyboardInterrupt:

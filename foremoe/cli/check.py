@@ -64,7 +64,7 @@ def check(plan_file: str, traces: tuple[str, ...], workload_file: str | None, js
     try:
         work = dealt_again(plan, traces) if traces else None if workload_file is None else Workload.load(workload_file)
     except OtherExperts as error:
-        broken.append(PlanError(LOAD, "", str(error).partition("; give")[0]))
+        broken.append(PlanError(LOAD, "", _other_experts(plan, error)))
     if work is not None:
         broken += load_violations(plan, work, source)
         # If a plan is broken or was made for other loads, its shares and costs cannot be checked.
@@ -88,9 +88,12 @@ def dealt_again(plan: Plan, traces: tuple[str, ...]) -> Workload:
     try:
         return _dealt_again(plan, traces)
     except OtherExperts as error:
-        made = f"the plan was made for {plan.header.model.name} ({plan.E} experts)"
-        other = f"this trace has {error.num_experts}; give the trace that was planned."
-        raise OtherExperts(f"{made}; {other}", error.num_experts) from None
+        told = f"{_other_experts(plan, error)}; give the trace that was planned."
+        raise OtherExperts(told, error.num_experts) from None
+
+
+def _other_experts(plan: Plan, error: OtherExperts) -> str:
+    return f"the plan was made for {plan.header.model.name} ({plan.E} experts); this trace has {error.num_experts}"
 
 
 def _dealt_again(plan: Plan, traces: tuple[str, ...]) -> Workload:

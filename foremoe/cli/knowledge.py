@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from foremoe.cli.tables import BYTES, SECONDS, Column, Table, flat, number, percent
-from foremoe.cli.texts import foresight_of, split_list
+from foremoe.cli.texts import foresight_of, in_options, split_list
 from foremoe.cli.tones import tones
+from foremoe.planner.comparison import NO_HISTORY
 from foremoe.problem.foresight import Foresight
 
 COLUMNS = {
@@ -40,6 +41,6 @@ def footers(rows: Sequence[Mapping[str, Any]], planner: str, constants: str, has
         "CPU, exposed, net: planning is timed on this machine, so they vary with its load",
     ]
     if any(row["foresight"] == "previous" for row in rows) and not has_history:
-        lines.append("previous: micro-step 0 has no history and is static; give history (--history TRACE)")
+        lines.append(f"previous: {in_options(NO_HISTORY)}")
     share = percent(best["plan_exposed_s"] / best["simulated_stage_s"])
     return [*lines, f"pays most: {best['foresight']}, {best['net_speedup_vs_static']:.3f} with {share} of the stage exposed"]

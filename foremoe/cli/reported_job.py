@@ -12,7 +12,7 @@ from foremoe.cli.inputs import build_groups
 from foremoe.cli.options import CaseOptions
 from foremoe.cli.progress import Progress
 from foremoe.cli.reported import Shown, source_of
-from foremoe.cli.texts import planner_of
+from foremoe.cli.texts import in_options, planner_of
 from foremoe.machine.trainer import Trainer
 from foremoe.planner.comparison import compare
 from foremoe.planner.planner import Planner
@@ -82,9 +82,10 @@ def strategy_lines(
         return _simulated_lines(
             [problem], planners, history_LE=history_LE, trainer=trainer, num_threads=threads, progress=progress
         )
-    return compare(
+    rows = compare(
         problem, planners, history_LE=history_LE, seed=seed, trainer=trainer, judge=Judge.of(problem, trainer), progress=progress
     )
+    return [_worded(row) for row in rows]
 
 
 def _simulated_lines(groups: Sequence[Problem], planners: Mapping[str, Planner], **options: Any) -> list[Mapping[str, Any]]:
@@ -98,6 +99,10 @@ def _simulated_line(row: Mapping[str, Any], planners: Mapping[str, Planner]) -> 
     if name not in planners:
         return {**row, "note": "the same tokens, routed evenly: the result of perfect balance alone"}
     if planners[name].keeps_homes:
-        return row
+        return _worded(row)
     notes = [row.get("note"), "homes move: scored, never executed; their weights and gradients are sent exposed"]
-    return {**row, "note": "; ".join(filter(None, notes))}
+    return _worded({**row, "note": "; ".join(filter(None, notes))})
+
+
+def _worded(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {**row, "note": in_options(row.get("note") or "")}

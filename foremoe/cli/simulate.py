@@ -14,7 +14,7 @@ from foremoe.cli.memory import table_lines
 from foremoe.cli.options import RANKS, CaseOptions, case_options, option, planners_option, table_options, trainer_options
 from foremoe.cli.progress import Progress
 from foremoe.cli.tables import GIGABYTES, SECONDS, Column, Look, Table, flat, number, percent
-from foremoe.cli.texts import DEFAULT, planner_of, split_list
+from foremoe.cli.texts import DEFAULT, in_options, planner_of, split_list
 from foremoe.cli.tones import tones
 from foremoe.cli.trace import runs_to_show, write_trace
 from foremoe.machine.trainer import Trainer
@@ -171,7 +171,7 @@ def notes(rows: Sequence[Mapping[str, Any]], key: str) -> list[str]:
     num_names = len({row[key] for row in rows})
     for row in rows:
         if row.get("note"):
-            names.setdefault(row["note"], {})[row[key]] = None
+            names.setdefault(in_options(row["note"]), {})[row[key]] = None
     return [f"{'every line' if 2 < num_names == len(lines) else ', '.join(lines)}: {note}" for note, lines in names.items()]
 
 

@@ -133,6 +133,11 @@ def packer_of(packer: PackSolver, shuffle: bool) -> PackSolver:
     return dataclasses.replace(packer, shuffle=True)
 
 
+def in_options(note: str) -> str:
+    """Returns a note of the library with the command line's option in place of the argument that it names."""
+    return note.replace("history_LE", "history (--history TRACE)")
+
+
 _KINDS = {"rerouted": Rerouted, "noisy": Noisy}
 
 

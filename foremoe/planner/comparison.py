@@ -25,6 +25,7 @@ from foremoe.workload.packing import AsGiven
 # Letters: M micro-steps, L layers, N = M*L rows, E experts.
 
 EXACT_BUDGET_S = 15.0
+NO_HISTORY = "micro-step 0 has no history and is static; give history_LE"
 
 
 def compare(
@@ -122,4 +123,4 @@ def no_history(planner: Planner, problem: Problem, history_LE: Array | None) -> 
         return []
     if problem.M == 1:
         return ["one micro-step and no history: nothing is foreseen, so this is static placement"]
-    return ["micro-step 0 has no history and is static; give history (--history TRACE)"]
+    return [NO_HISTORY]

@@ -28,7 +28,7 @@ _NAMES = {
 
 
 class OtherExperts(InputError):
-    """Error for a file that states another number of experts than the model has."""
+    """Raised if a file and the model have different numbers of experts."""
 
     def __init__(self, message: str = "", num_experts: int = 0) -> None:
         super().__init__(message)

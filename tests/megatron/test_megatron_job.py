@@ -141,7 +141,7 @@ def test_a_rank_that_refuses_refuses_for_all(pool, case, what, sentence):
 
 
 def unplanned(_, case):
-    """What planning and stages say on all ranks when rank 3 knows routing that cannot be; and drift of a stage after all."""
+    """Returns the errors of all ranks when rank 3 knows impossible routing, and the drift of a stage after that."""
     program = Program(case.layout)
     topk_MTLK = program.routing(0)
     work = [topk_TLK.numpy() for topk_TLK in topk_MTLK]

@@ -124,7 +124,7 @@ def test_rows_in_another_order_are_told_of_once_with_the_likely_causes(pool):
 
 
 def reasons(group, case, asked):
-    """Why rows of two stages count, with each of some options of `attach`."""
+    """Returns the reasons for counted rows in two stages, for each of some options of `attach`."""
     program = Program(case.layout)
     own = program.routing(0)
     work = [topk_TLK.numpy().copy() for topk_TLK in own]

@@ -58,7 +58,7 @@ def of_class(owner, name, base):
 
 
 def refusals(_group, layout, each, sizes):
-    """What attach says to each of these options of one program, and what it left in the model; the last time, without any."""
+    """Returns the refusals of `attach` for each of these options, and what it left in the model. The last time has no option."""
     from megatron.core import parallel_state
 
     from foremoe.integrations.megatron import attach

@@ -20,7 +20,7 @@ CLUSTER = Cluster.preset("8xh100", num_ranks=2)
 
 
 def said_by(group, case, each):
-    """What a rank with its own of some options says to a stage, for each of these; empty where it runs."""
+    """Returns the error of a rank that has one option of its own, for each of these options, or an empty text."""
     program, found = Program(case.layout), []
     topk_MTLK = program.routing(0)
     for options_G in each:

@@ -1,4 +1,4 @@
-"""What the published solvers promise, row by row from their descriptions: {(rank, expert): pairs}, or where replicas lie."""
+"""Rules of the published solvers, row by row as their descriptions state them: {(rank, expert): pairs}, or places of replicas."""
 
 import numpy as np
 
