@@ -21,7 +21,7 @@ RUNTIME = {
     "known rows against counted ones, bit for bit": ["tests/runtime/test_replay.py", "-k", "processes"],
 }
 PRETENDED = {"on a pretended GPU": ["tests/transfer/test_on_a_gpu.py"]}
-ON_CPU = {"one of them on a CPU": ["tests/runtime/test_equality.py", "-k", "processes_with_unplanned"]}
+ON_CPU = {"one of them on a CPU": ["tests/runtime/test_equality.py", "-k", "processes_with_copies"]}
 
 
 def main() -> int:
