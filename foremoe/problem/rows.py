@@ -33,28 +33,40 @@ def empty_of(rows):
     )  # fmt: skip
 
 
+_CACHED = 16  # numbers in a line of the cache
+
+
 @kernel
-def row_of(rows, n, pairs_G):
-    """Returns row `n`. The number of pairs of every source is written to `pairs_G`."""
-    counts = rows.counts
-    at = n if counts.located else 0
-    pairs_G[:] = 0.0
+def sources_of(rows):
+    """Returns the memory that `row_of` needs, for all rows in turn."""
+    G = rows.ranks.node_G.size
+    return np.zeros((rows.counts.load_NE.shape[1], G), np.int32), np.zeros(G), np.zeros(G), np.zeros(G)
+
+
+@kernel
+def row_of(rows, n, sources):
+    """Returns row `n`. Its loads by source are written to `sources`."""
+    counts, (load_EG, pairs_G, tokens_G, scale_G) = rows.counts, sources
+    at, (E, G) = n if counts.located else 0, load_EG.shape
     if counts.located:
-        for g in range(pairs_G.size):
-            pairs = np.int64(0)
-            for e in range(counts.load_NE.shape[1]):
-                pairs += counts.load_NGE[n, g, e]
-            pairs_G[g] = pairs
+        load_GE = counts.load_NGE[n]
+        for low in range(0, E, _CACHED):
+            for g in range(G):
+                for e in range(low, min(low + _CACHED, E)):
+                    load_EG[e, g] = load_GE[g, e]
+        for g in range(G):
+            pairs = load_GE[g].sum()
+            pairs_G[g], tokens_G[g], scale_G[g] = pairs, pairs / rows.ranks.num_topk, E / max(1, pairs)
     home_E = rows.home_LE[n % rows.home_LE.shape[0]]
-    return Row(counts.load_NGE[at], counts.demand_NVE[at], pairs_G, counts.load_NE[n], home_E, rows.ranks)
+    return Row(load_EG, counts.demand_NVE[at], pairs_G, tokens_G, scale_G, counts.load_NE[n], home_E, rows.ranks)
 
 
 @kernel
 def price_rows(low, high, rows, expert_NGS, quota_NGS, out_N5):
     """Writes the `Seconds` of rows [low, high) to `out_N5`."""
-    t, pairs_G = empty_of(rows), np.empty(rows.ranks.node_G.size)
+    t, sources = empty_of(rows), sources_of(rows)
     for n in range(low, high):
-        row = row_of(rows, n, pairs_G)
+        row = row_of(rows, n, sources)
         fill_traffic(expert_NGS[n], quota_NGS[n], rows.num_base, row, t)
         all_s, forward_s, backward_s = rows.window_N3[n, 0], rows.window_N3[n, 1], rows.window_N3[n, 2]
         seconds = row_seconds(rows.prices, Windows(all_s, forward_s, backward_s), row, t)

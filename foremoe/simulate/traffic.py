@@ -13,7 +13,7 @@ from foremoe.problem.kernels.row_price import clear_traffic, fill_traffic
 from foremoe.problem.kernels.traffic import PEER_IN, PEER_OUT, RDMA_IN, RDMA_OUT
 from foremoe.problem.pricing import problem_rows
 from foremoe.problem.problem import Problem
-from foremoe.problem.rows import Rows, empty_of, row_of
+from foremoe.problem.rows import Rows, empty_of, row_of, sources_of
 from foremoe.simulate.nics import add_row
 from foremoe.simulate.token_traffic import counted_messages
 
@@ -91,9 +91,9 @@ def _exchange_rows(low, high, given):
     """Writes the seconds of rows [low, high). Returns weighted pairs or messages of every rank by link class, float64 [2, G]."""
     rows, t = given.rows, empty_of(given.rows)
     G = given.nic_G.size
-    pairs_G, total_2G, nic_2Y = np.empty(G), np.zeros((2, G)), np.empty((2, given.nic_G.max() + 1))
+    sources, total_2G, nic_2Y = sources_of(rows), np.zeros((2, G)), np.empty((2, given.nic_G.max() + 1))
     for n in range(low, high):
-        row = row_of(rows, n, pairs_G)
+        row = row_of(rows, n, sources)
         fill_traffic(given.expert_NGS[n], given.quota_NGS[n], rows.num_base, row, t)
         add_row(n, t.sum_XG[PEER_OUT : PEER_IN + 1], t.sum_XG[RDMA_OUT : RDMA_IN + 1], given, given.pair_s, nic_2Y, total_2G)
         clear_traffic(row, t)

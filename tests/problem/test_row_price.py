@@ -11,10 +11,10 @@ from profiles import examples
 import foremoe
 from foremoe.base.compiled import kernel
 from foremoe.machine.cluster import DISPATCHES
+from foremoe.problem.kernels.dispatch import keep, put, restore, settle
 from foremoe.problem.kernels.row_price import Windows, clear_traffic, fill_traffic, row_seconds, set_quota
-from foremoe.problem.kernels.traffic import put, settle
 from foremoe.problem.pricing import price, problem_rows
-from foremoe.problem.rows import empty_of, row_of
+from foremoe.problem.rows import empty_of, row_of, sources_of
 from foremoe.simulate import simulate
 from foremoe.testing import strategies as draws
 
@@ -26,7 +26,6 @@ def move_pairs(e, src, dst, num, row, t):
     set_quota(e, src, t.quota_EG[e, src] - num, row, t)
     set_quota(e, dst, t.quota_EG[e, dst] + num, row, t)
     put(e, 1, row, t)
-    settle(row, t)
 
 
 @kernel
@@ -34,8 +33,8 @@ def moved(num, seed, n, rows, expert_GS, quota_GS):
     """Makes `num` random moves in row `n`, every second one undone; what is left, as slots, and the sums of its traffic."""
     np.random.seed(seed)
     G, E = expert_GS.shape[0], rows.counts.load_NE.shape[1]
-    t, pairs_G = empty_of(rows), np.empty(G)
-    row = row_of(rows, n, pairs_G)
+    t, sources = empty_of(rows), sources_of(rows)
+    row = row_of(rows, n, sources)
     fill_traffic(expert_GS, quota_GS, rows.num_base, row, t)
     for i in range(num):
         e = np.random.randint(E)
@@ -44,9 +43,16 @@ def moved(num, seed, n, rows, expert_GS, quota_GS):
         if src == dst or pairs == 0:
             continue
         pairs = np.random.randint(pairs) + 1
+        keep(t)
         move_pairs(e, src, dst, pairs, row, t)
+        if i % 3:
+            settle(row, t)
         if i % 2:
-            move_pairs(e, dst, src, pairs, row, t)
+            set_quota(e, src, t.quota_EG[e, src] + pairs, row, t)
+            set_quota(e, dst, t.quota_EG[e, dst] - pairs, row, t)
+            restore(i % 3 != 0, row, t)
+        elif i % 3 == 0:
+            settle(row, t)
     num_slots = rows.num_base + E
     expert_GX, quota_GX = np.full((G, num_slots), -1, np.int16), np.zeros((G, num_slots), np.int32)
     used_G = np.full(G, rows.num_base)
@@ -66,13 +72,13 @@ def moved(num, seed, n, rows, expert_GS, quota_GS):
 @kernel
 def whole(n, rows, expert_GS, quota_GS):
     """The sums and seconds of a row, from nothing; and whether clearing leaves nothing."""
-    t, pairs_G = empty_of(rows), np.empty(expert_GS.shape[0])
-    row, w = row_of(rows, n, pairs_G), rows.window_N3[n]
+    t, sources = empty_of(rows), sources_of(rows)
+    row, w = row_of(rows, n, sources), rows.window_N3[n]
     fill_traffic(expert_GS, quota_GS, rows.num_base, row, t)
     seconds = row_seconds(rows.prices, Windows(w[0], w[1], w[2]), row, t)
     sum_XG = t.sum_XG.copy()
     clear_traffic(row, t)
-    left = np.abs(t.sum_XG).sum() + np.abs(t.quota_EG).sum() + t.num_E.sum() + np.abs(t.flow_GG).sum() + np.abs(t.sent_VG).sum()
+    left = np.abs(t.sum_XG).sum() + np.abs(t.quota_EG).sum() + t.num_E.sum() + np.abs(t.messages.flow_GG).sum()
     return sum_XG, seconds, left
 
 

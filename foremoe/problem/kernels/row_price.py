@@ -13,6 +13,8 @@ import numpy as np
 
 from foremoe.base.compiled import inner_kernel, kernel
 from foremoe.machine.tiles import padded_pairs
+from foremoe.problem.kernels.dispatch import put, settle, spread
+from foremoe.problem.kernels.messages import clear_messages
 from foremoe.problem.kernels.traffic import (
     BUSY,
     BY_PAIR,
@@ -28,9 +30,6 @@ from foremoe.problem.kernels.traffic import (
     RDMA_IN,
     RDMA_OUT,
     SPREAD_BY_PAIR,
-    put,
-    settle,
-    spread,
 )
 
 # Letters: G ranks, S slots per rank, X sums.
@@ -81,9 +80,8 @@ class Seconds(NamedTuple):
 def exchange_s(prices, t):
     """Returns the seconds of one exchange, and the seconds for which peer links and NICs are busy during it."""
     peer = rdma = 0.0
-    for g in range(t.quota_EG.shape[1]):
-        peer = max(peer, max(t.sum_XG[PEER_OUT, g], t.sum_XG[PEER_IN, g]))
     for y in range(t.sum_XG.shape[1]):
+        peer = max(peer, max(t.sum_XG[PEER_OUT, y], t.sum_XG[PEER_IN, y]))
         rdma = max(rdma, max(t.sum_XG[RDMA_OUT, y], t.sum_XG[RDMA_IN, y]))
     peer, rdma = peer * prices.peer_s, rdma * prices.rdma_s
     return prices.latency_s + max(peer, rdma) if t.quota_EG.shape[1] > 1 else 0.0, peer, rdma
@@ -117,27 +115,32 @@ class _Link(NamedTuple):
 
 
 @inner_kernel
-def _late_s(link, out_s, into_s, hide_s, prices, t):
-    """Returns the exposed seconds if a copy takes `out_s` of the link at its source and `into_s` of that at its destination."""
-    top = late = 0.0
+def _late_s(top_s, out_s, into_s, hide_s, link, prices, t):
+    """Returns the exposed seconds if a copy takes `out_s` of the link at its source and `into_s` of that at its destination. The
+    copies of the busiest link take `top_s`."""
+    if top_s <= hide_s or prices.rows_ahead < 2:
+        return max(0.0, top_s - hide_s)
+    late_s, out_Y, in_Y = 0.0, t.sum_XG[link.out], t.sum_XG[link.into]
     for y in range(link.num):
-        top = max(top, out_s * t.sum_XG[link.out, y] + into_s * t.sum_XG[link.into, y])
-    if top <= hide_s or prices.rows_ahead < 2:
-        return max(0.0, top - hide_s)
-    for y in range(link.num):
-        late += max(0.0, (top + out_s * t.sum_XG[link.out, y] + into_s * t.sum_XG[link.into, y]) / 2.0 - hide_s)
-    return late / link.num
+        late_s += max(0.0, (top_s + out_s * out_Y[y] + into_s * in_Y[y]) / 2.0 - hide_s)
+    return late_s / link.num
 
 
 @inner_kernel
 def _copies_s(link, hide_forward_s, hide_backward_s, prices, t):
     """Returns the exposed seconds on one kind of link in forward and in backward. Gradients flow against their weights."""
-    out_s = _late_s(link, link.copy_s, 0.0, hide_forward_s, prices, t)
-    forward_s = max(out_s, _late_s(link, 0.0, link.copy_s, hide_forward_s, prices, t))
+    copy_s, back_s, out_Y, in_Y = link.copy_s, link.gradient_s, t.sum_XG[link.out], t.sum_XG[link.into]
+    out = into = out_back_s = in_back_s = 0.0
+    for y in range(link.num):
+        out, into = max(out, out_Y[y]), max(into, in_Y[y])
+        out_back_s = max(out_back_s, copy_s * out_Y[y] + back_s * in_Y[y])
+        in_back_s = max(in_back_s, back_s * out_Y[y] + copy_s * in_Y[y])
+    out_s = _late_s(copy_s * out, copy_s, 0.0, hide_forward_s, link, prices, t)
+    forward_s = max(out_s, _late_s(copy_s * into, 0.0, copy_s, hide_forward_s, link, prices, t))
     if prices.trains == 0.0:
         return forward_s, 0.0
-    out_s = _late_s(link, link.copy_s, link.gradient_s, hide_backward_s, prices, t)
-    return forward_s, max(out_s, _late_s(link, link.gradient_s, link.copy_s, hide_backward_s, prices, t))
+    out_s = _late_s(out_back_s, copy_s, back_s, hide_backward_s, link, prices, t)
+    return forward_s, max(out_s, _late_s(in_back_s, back_s, copy_s, hide_backward_s, link, prices, t))
 
 
 @inner_kernel
@@ -244,12 +247,7 @@ def clear_traffic(row, t):
             t.quota_EG[e, t.holder_EG[e, i]] = 0
         t.num_E[e] = 0
     t.sum_XG[:] = 0.0
-    t.flow_GG[:] = 0.0
-    t.flow_VG[:] = 0.0
-    t.sent_GG[:] = 0.0
-    t.sent_VG[:] = 0.0
-    t.came_GG[:] = 0.0
-    t.came_VG[:] = 0.0
+    clear_messages(t.messages)
 
 
 @kernel

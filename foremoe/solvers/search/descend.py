@@ -7,10 +7,11 @@ from typing import NamedTuple
 import numpy as np
 
 from foremoe.base.compiled import kernel
+from foremoe.problem.kernels.dispatch import settle
 from foremoe.problem.kernels.row_price import Windows, clear_traffic, fill_traffic, row_seconds
-from foremoe.problem.kernels.traffic import BY_NODE, PEER_IN, RDMA_IN, settle
+from foremoe.problem.kernels.traffic import BY_NODE, PEER_IN, RDMA_IN
 from foremoe.problem.rates import Rates, RowTimes, row_rates
-from foremoe.problem.rows import empty_of, row_of
+from foremoe.problem.rows import empty_of, row_of, sources_of
 from foremoe.solvers.rows import Placed
 from foremoe.solvers.search.moves import busiest, move
 from foremoe.solvers.search.parts import SMOOTHING
@@ -28,8 +29,8 @@ _SEED = 88172645463325252  # the same for every row, so that a row's plan does n
 SHARE, GAIN, MOST_S, MANY = 0.005, 0.05, 0.0125, 64
 AS_PAYS = -1  # value of `effort`: as many moves as pay
 # Seconds of a move on one thread and the seconds that each rank adds, with pairs dispatch and with node dispatch.
-PAIR_MOVE_S, PAIR_MOVE_RANK_S = 0.9e-6, 0.012e-6
-NODE_MOVE_S, NODE_MOVE_RANK_S = 0.6e-6, 0.085e-6
+PAIR_MOVE_S, PAIR_MOVE_RANK_S = 0.75e-6, 0.009e-6
+NODE_MOVE_S, NODE_MOVE_RANK_S = 0.9e-6, 0.045e-6
 
 
 class Choice(NamedTuple):
@@ -79,22 +80,23 @@ def _descend(effort, s):
             soft = SOFT * max(0.0, (left - SHARP) / (1.0 - SHARP)) if s.parts & SMOOTHING else 0.0
             current = smoothed(soft, s)
         s.num_changes[0] = 0
-        if move(aim, s):
+        made = move(aim, s)
+        if made:
             settle(s.row, s.t)
             after = smoothed(soft, s)
             if after < current:
                 current, aim = after, busiest(s)
                 continue
-        undo(s)
+        undo(made, s)
 
 
 @kernel
-def _search_row(n, rows, choice, t, pairs_G, own, best):
+def _search_row(n, rows, choice, t, sources, own, best):
     """Starts and searches row `n` in place: its placement `best` never costs more than its start. `t` is an empty traffic, and
     `own` is the memory of a `State`."""
     (G, S), num_base = best.expert_GS.shape, rows.num_base
     home_GB, replica_GR, num_G, change_4I, num_changes, random = own
-    row, w = row_of(rows, n, pairs_G), rows.window_N3[n]
+    row, w = row_of(rows, n, sources), rows.window_N3[n]
     windows = Windows(w[0], w[1], w[2])
     s = State(
         row, rows.prices, windows, row_rates(choice.rates, choice.times, n), S - num_base, rows.counts.located, choice.node_only,
@@ -118,9 +120,9 @@ def _search_row(n, rows, choice, t, pairs_G, own, best):
 def search_rows(low, high, rows, choice, expert_NGS, quota_NGS):
     """Computes the start of rows [low, high) and searches from it. Changes the rows in place."""
     G, S = expert_NGS.shape[1:]
-    t, pairs_G, own = empty_of(rows), np.empty(G), empty_arrays(G, rows.num_base, S - rows.num_base)
+    t, sources, own = empty_of(rows), sources_of(rows), empty_arrays(G, rows.num_base, S - rows.num_base)
     for n in range(low, high):
-        _search_row(n, rows, choice, t, pairs_G, own, Placed(expert_NGS[n], quota_NGS[n], np.empty(G, np.int64)))
+        _search_row(n, rows, choice, t, sources, own, Placed(expert_NGS[n], quota_NGS[n], np.empty(G, np.int64)))
 
 
 @kernel

@@ -98,7 +98,7 @@ def _some_rank(e, src, inside, s):
         if s.t.quota_EG[e, g] == 0 and g != s.row.home_E[e]:
             x -= _least_replica(g, s)
         if inside or chance(s) < 0.5:
-            x += s.row.load_GE[g, e] - s.t.quota_EG[e, g]
+            x += s.row.load_EG[e, g] - s.t.quota_EG[e, g]
         else:
             x += s.row.demand_VE[ranks.node_G[g], e]
         if x > top:
@@ -130,7 +130,7 @@ def _less_in(g, far, s):
     for _ in range(2):
         f = _some_expert(g, s)
         if f >= 0:
-            x = float(s.t.quota_EG[f, g] - (s.row.demand_VE[s.row.ranks.node_G[g], f] if far else s.row.load_GE[g, f]))
+            x = float(s.t.quota_EG[f, g] - (s.row.demand_VE[s.row.ranks.node_G[g], f] if far else s.row.load_EG[f, g]))
             if e < 0 or x > top:
                 e, top = f, x
     if e < 0:
@@ -146,7 +146,7 @@ def _less_out(g, far, s):
     v = ranks.node_G[g]
     for _ in range(6):
         f = below(s, s.row.load_E.size)
-        x = np.int64(s.row.load_GE[g, f]) - s.t.quota_EG[f, g]
+        x = np.int64(s.row.load_EG[f, g]) - s.t.quota_EG[f, g]
         if far and x > top:
             x = s.row.demand_VE[v, f] - _in_node(f, v, s)
         if x > top:
@@ -203,7 +203,7 @@ def _amount(e, src, dst, s):
     """Returns how many pairs to move: as many as tokens of `dst` still need, as many as level the ranks, or a random number."""
     quota, v = np.int64(s.t.quota_EG[e, src]), s.row.ranks.node_G[dst]
     if chance(s) < WANTED_SHARE and s.parts & WANTED:
-        pairs = np.int64(s.row.load_GE[dst, e]) - s.t.quota_EG[e, dst]
+        pairs = np.int64(s.row.load_EG[e, dst]) - s.t.quota_EG[e, dst]
         if v != s.row.ranks.node_G[src] and chance(s) < 0.7:
             pairs = s.row.demand_VE[v, e] - _in_node(e, v, s)
     else:

@@ -46,7 +46,9 @@ def _settled(goal, blind, s, placed):
     wants = nothing_wanted()
     if blind and s.located:
         # Sources are counted per node, or per rank if there is one node.
-        wants = Wants(np.arange(G) if one_rack else node_G, (s.row.load_GE if one_rack else s.row.demand_VE).copy())
+        wants = Wants(
+            np.arange(G) if one_rack else node_G, np.ascontiguousarray(s.row.load_EG.T) if one_rack else s.row.demand_VE.copy()
+        )
     rule = Rule(node_G, num_base, s.node_only, not blind, blind, np.ones(G))
     near, far = free_fans(rates)
     if s.parts & COPY_LIMITS == 0:

@@ -8,6 +8,7 @@ import numpy as np
 
 from foremoe.base.arrays import Array
 from foremoe.base.compiled import inner_kernel, kernel
+from foremoe.problem.kernels.dispatch import keep, put, restore
 from foremoe.problem.kernels.row_price import (
     Prices,
     Windows,
@@ -17,7 +18,7 @@ from foremoe.problem.kernels.row_price import (
     row_seconds,
     set_quota,
 )
-from foremoe.problem.kernels.traffic import PEER_IN, PEER_OUT, RDMA_IN, RDMA_OUT, Row, Traffic, put, settle
+from foremoe.problem.kernels.traffic import PEER_IN, PEER_OUT, RDMA_IN, RDMA_OUT, Row, Traffic
 from foremoe.problem.rates import Rates
 
 # Letters: G ranks, E experts, B base slots, R redundant slots, I changes of a move.
@@ -112,29 +113,35 @@ def _set(e, g, quota, s):
 
 
 @inner_kernel
-def shift(e, src, dst, pairs, s):
-    """Moves pairs of an expert from rank `src` to rank `dst`. If `dst` does not hold the expert yet, it gets a replica."""
-    put(e, -1, s.row, s.t)
+def _shift(e, src, dst, pairs, s):
     _set(e, src, s.t.quota_EG[e, src] - pairs, s)
     _set(e, dst, s.t.quota_EG[e, dst] + pairs, s)
-    put(e, 1, s.row, s.t)
 
 
 @inner_kernel
 def give(e, src, dst, pairs, s):
-    """Moves pairs like `shift`, and records this as a change of the current move."""
+    """Moves pairs of an expert from rank `src` to rank `dst`, as a change of the current move.
+
+    If `dst` does not hold the expert yet, it gets a replica.
+    """
     i = s.num_changes[0]
+    if i == 0:
+        keep(s.t)
     s.change_4I[0, i], s.change_4I[1, i], s.change_4I[2, i], s.change_4I[3, i] = e, src, dst, pairs
     s.num_changes[0] = i + 1
-    shift(e, src, dst, pairs, s)
+    put(e, -1, s.row, s.t)
+    _shift(e, src, dst, pairs, s)
+    put(e, 1, s.row, s.t)
 
 
 @inner_kernel
-def undo(s):
-    """Undoes all changes of the current move."""
+def undo(settled, s):
+    """Undoes all changes of the current move, and its `settle` if that was called."""
+    if s.num_changes[0] == 0:
+        return
     for i in range(s.num_changes[0] - 1, -1, -1):
-        shift(s.change_4I[0, i], s.change_4I[2, i], s.change_4I[1, i], s.change_4I[3, i], s)
-    settle(s.row, s.t)
+        _shift(s.change_4I[0, i], s.change_4I[2, i], s.change_4I[1, i], s.change_4I[3, i], s)
+    restore(settled, s.row, s.t)
 
 
 @inner_kernel
