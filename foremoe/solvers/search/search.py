@@ -31,8 +31,9 @@ class Search(RankSolver):
 
     Attributes:
         effort: Number of changes that are tried per row. 0 computes only the start, without groups of nodes, which takes some ten
-            microseconds per row at EP8 and 15 ms at EP512. None chooses the number by the gain that is possible in a row. The
-            search then takes at most half a percent of the time of the row's start placement, multiplied by the number of ranks.
+            microseconds per row at EP8 and up to 8 ms at EP512. None chooses the number by the gain that is possible in a row.
+            The search then takes at most half a percent of the time of the row's start placement, multiplied by the number of
+            ranks.
         without: Parts of `foremoe.solvers.search.parts.PARTS` to leave out, to measure the gain of each.
     """
 
