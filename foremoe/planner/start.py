@@ -106,7 +106,7 @@ def pack_that_ran(pack: PackSolver, problem: Problem) -> PackSolver:
 
 
 def require_decided(home: HomeSolver, problem: Problem) -> None:
-    """Raises InputError if `home` has not run. This is so if homes are still in order although `home` would move experts."""
+    """Raises InputError if `home` has not run, that is, if homes are still in order although `home` would move experts."""
     if home == Keep() or (problem.home_LE != np.arange(problem.E)).any():
         return
     moved = int((home.solve(problem) != problem.home_LE).sum())

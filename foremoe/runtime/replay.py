@@ -169,7 +169,7 @@ class ReplayedRows(Compared):
         self._end_NS = torch.from_numpy(num_NS.cumsum(1, dtype=np.int32)).to(self._device).unbind()
 
     def route(self, micro_step: int, layer: int, shape: torch.Size) -> tuple[torch.Tensor, Route] | None:
-        """Returns the experts of a row, int32 [T, K], and its route. Returns None on all ranks if the row must exchange counts.
+        """Returns the experts of a row (int32 [T, K]) and its route. Returns None on all ranks if the row must exchange counts.
 
         Args:
             shape: Shape [T, K] of the routing that the layer received.

@@ -34,7 +34,7 @@ def simulate(
         problem: Problem with counts by source rank.
         plan: Plan of this problem. If the plan moves homes, its copies take no time, because such plans are rated only by their
             balance.
-        prefetch: Maximum number of uses by which a copy may start ahead, as in `Engine`.
+        prefetch: How many uses ahead a copy may start at most, as in `Engine`.
         known: "rollout" if the plan is known before the stage. "router" if the load of a layer is known only after its router has
             run, so that planning and the copies for the forward pass are exposed.
         plan_s: Time in seconds of exposed planning per forward pass of a layer.

@@ -57,7 +57,7 @@ class RoutedTokens(ArrayValue):
         return dataclasses.replace(self, micro_step_T=micro_step_T, rank_T=np.where(mine_T, rank_T, np.int32(0)))
 
     def cells(self, num_micro_steps: int, num_ranks: int) -> tuple[Array, Array]:
-        """Returns token indices ordered by micro-step and rank, int64 [T], and the start of each such cell, int64 [X + 1]."""
+        """Returns token indices ordered by micro-step and rank (int64 [T]), and where each such cell starts (int64 [X + 1])."""
         cell_T = self.micro_step_T.astype(np.int64) * num_ranks + self.rank_T
         cell_T[self.micro_step_T < 0] = num_micro_steps * num_ranks
         order_T = np.argsort(cell_T, kind="stable")

@@ -30,7 +30,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Told:
-    """Known routing of a row: int64 experts [T, K], number of them that routers should choose, holes, and route."""
+    """Known routing of a row: experts (int64 [T, K]), the number of pairs that routers should choose, holes and route."""
 
     topk_TK: torch.Tensor
     num_wanted: int

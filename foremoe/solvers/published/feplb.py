@@ -62,7 +62,7 @@ def feplb_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
 
 @dataclass(frozen=True)
 class Feplb(RowSolver):
-    """Moves whole experts inside a node. The busiest rank gives the least loaded rank the expert that balances the two best.
+    """Moves whole experts from a node's busiest rank to its least loaded rank, each time the one that balances the two best.
 
     This follows the description of FEPLB (arXiv 2604.19654). `dyn` experts of a rank are dynamic, here the experts in its first
     base slots. All other experts stay and compute meanwhile. A moved expert takes all of its load with it. Copy engines move
