@@ -214,7 +214,7 @@ class ReplayedRows(Compared):
 
 
 def require_shape(micro_step: int, layer: int, shape: torch.Size, given: tuple[int, ...]) -> None:
-    """Raises an InputError if a layer received routing of another shape than the routing given before the stage."""
+    """Raises an InputError if a layer received routing whose shape differs from that of the routing given before the stage."""
     if shape != given:
         told = f"micro-step {micro_step}, layer {layer} has routing {list(shape)} and was given {list(given)}"
         raise InputError(f"{told} before the stage; give it the routing that layers get, or leave the row out.")

@@ -103,7 +103,7 @@ class StageRun:
         share_links: bool = True, full_stores: bool = False,
     ) -> None:  # fmt: skip
         if plan.load_MLE.shape != problem.load_MLE.shape or (plan.load_MLE != problem.load_MLE).any() or plan.G != problem.G:
-            raise InputError("the plan was made for another load than the problem's; simulate the plan of this problem.")
+            raise InputError("the plan's load differs from the problem's; simulate the plan of this problem.")
         if prefetch < 0 or plan_s < 0:
             raise InputError(f"prefetch and plan_s must be at least 0; got {prefetch} and {plan_s}.")
         if known not in ("rollout", "router"):

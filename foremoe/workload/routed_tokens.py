@@ -41,7 +41,7 @@ class RoutedTokens(ArrayValue):
             InputError: The workload does not record the micro-steps and ranks of its sequences, or was made from another trace.
         """
         if workload.micro_step_Q is None or workload.rank_Q is None:
-            raise InputError("the workload does not say where its sequences went; deal the trace by Workload.from_trace.")
+            raise InputError("the workload does not say where its sequences went; deal the trace with Workload.from_trace.")
         if workload.trace_id != trace.id or len(workload.rank_Q) != trace.Q:
             raise InputError(f"the workload was dealt from trace {workload.trace_id!r}, not from {trace.id!r}; give that one.")
         micro_step_T, rank_T = (np.repeat(of_Q, trace.seq_len_Q) for of_Q in (workload.micro_step_Q, workload.rank_Q))

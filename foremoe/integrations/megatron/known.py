@@ -65,7 +65,7 @@ class KnownRouting:
             home_slot_E: Home slots of the layer, int64, on the device.
 
         Raises:
-            InputError: The layer received another number of tokens than the known routing has.
+            InputError: The layer's number of tokens differs from that of the known routing.
             TransferError: A replica is missing (`complete` is False), and a known row cannot run at home.
         """
         shape = torch.Size((len(routing_TE), self._num_topk))

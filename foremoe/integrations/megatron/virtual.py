@@ -85,7 +85,7 @@ def capacity_factor(quota_MLGS: Array, tokens_MG: Array, num_topk: int, num_base
     """Returns the smallest ``moe_expert_rank_capacity_factor`` that gives every rank enough places, or infinity if none does.
 
     A rank has ``tokens * topk * factor`` places, but never fewer than one for each of its own pairs plus ``alignment - 1`` for
-    each of its 2B experts. The latter are added because the pairs of an expert fill whole blocks.
+    each of its 2B experts. This addition is needed because the pairs of an expert fill whole blocks.
 
     Args:
         alignment: Number of pairs in a block.
