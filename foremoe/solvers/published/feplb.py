@@ -71,8 +71,8 @@ class Feplb(RowSolver):
     replicas of the start placement and is never worse than the homes.
 
     Attributes:
-        dyn: Number of dynamic experts of a rank. It is also the maximum number of experts that a rank receives, which R limits
-            too. Defaults to 4, as published.
+        dyn: Number of dynamic experts of a rank. It is also the maximum number of experts that a rank receives, unless R is
+            smaller. Defaults to 4, as published.
     """
 
     MAX_RANKS: ClassVar[int] = 16
