@@ -64,7 +64,7 @@ class Advice:
         speedup: Speed-up of the planned case over static placement without redundant slots.
         even_gain: Relative throughput that even routing would add to the planned case.
         fit: Memory of the fullest rank, including buffers. If the case does not fit with all experts at home, but may fit with an
-            even load, it is that of the default plan.
+            even load, this is the memory with the default plan.
         fits_bare: Whether the case fits into memory without redundant slots. If it does not, fewer slots do not help.
         changes: All changes that were tried. Changes of the number of slots come first, followed by all other changes in order of
             gain.
@@ -144,21 +144,21 @@ def advise(
     redealt: Mapping[str, Case] | None = None, num_threads: int | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> Advice:  # fmt: skip
-    """Tries changes of the present case one at a time and recommends one of them.
+    """Tries changes of the current case one at a time and recommends one of them.
 
     The changes are other numbers of redundant slots, homes from `Anneal`, the other dispatch, activation recomputation on or off,
     and the cases in `redealt`. If experts get other homes, the time to move weights and optimizer state counts once per stage.
     For each change, the default planner plans a sample of the stage, which is then simulated.
 
     Args:
-        problem: The present case.
+        problem: The current case.
         trainer: Optimizer, number of EP groups and time outside the stage. Defaults to ``Trainer()``.
         pp: Number of pipeline ranks over which the layers are split.
         slots: Result of `choose_slots` for this problem and trainer. If None, `choose_slots` is called.
         redealt: Further cases, keyed by name, with the same routing but other micro-steps, EP degrees or pipeline ranks. They are
             compared by tokens per second and rank.
         num_threads: Number of planning threads. Defaults to all cores.
-        progress: Function that is called with (change, changes done, number of changes).
+        progress: Callback that gets (change, changes done, number of changes).
 
     Raises:
         InputError: The problem has no counts by source rank.
@@ -212,7 +212,7 @@ def _of_slots(change: Change) -> bool:
 def stage_seconds(
     case: Case, of: Case, *, even: bool = False, num_threads: int | None = None, state_bytes: float = Anneal().state_bytes
 ) -> float:
-    """Returns the time in seconds in which `case` trains the number of tokens per rank that `of` has.
+    """Returns the time in seconds that `case` takes to train as many tokens per rank as `of` has.
 
     The time includes moves of experts to other homes. `state_bytes` is the size of the optimizer state that moves with every
     weight.
@@ -263,6 +263,6 @@ def _changes(case: Case, slots: SlotChoice) -> Iterator[tuple[str, str, Case]]:
 
 
 def experts_moved(problem: Problem, home_LE: Array) -> str:
-    """Returns a text with the mean number of experts per layer whose home changes its rank, or an empty text if none does."""
+    """Returns text with the mean number of experts per layer that move to another rank, or an empty string if none do."""
     moved = float((problem.home_LE // problem.B != home_LE // problem.B).sum()) / problem.L
     return f"{moved:.0f}" if moved >= 1.0 else f"{moved:.1f}" if moved >= 0.1 else "under 0.1" if moved else ""

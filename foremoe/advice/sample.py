@@ -69,7 +69,7 @@ def whole_stage(problem: Problem, part: Problem, run: Simulation, trainer: Train
 
 
 def _pipeline_seconds(ranks: Sequence[Problem], passes_S2: Array, message_s: float) -> float:
-    """Returns the length of a pipeline in seconds, if the forward and the backward pass take `passes_S2` in every micro-step."""
+    """Returns the time of a pipeline in seconds, if the passes of every micro-step take `passes_S2` (forward, backward)."""
     at_S = [0.0] * len(ranks)
 
     def run_pass(s: int, x: int, _: int, awaited_s: float | None) -> float:
@@ -83,7 +83,7 @@ def _pipeline_seconds(ranks: Sequence[Problem], passes_S2: Array, message_s: flo
 
 
 def _spread(value_X: Array, most: int) -> list[int]:
-    """Splits the sorted values into `most` equal parts and returns the positions of the middle values, ascending."""
+    """Splits the sorted values into `most` equal parts and returns the position of each part's middle value, ascending."""
     num = min(len(value_X), most)
     middle = (2 * np.arange(num) + 1) * len(value_X) // (2 * num)
     return sorted(np.argsort(value_X, kind="stable")[middle].tolist())

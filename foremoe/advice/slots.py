@@ -56,7 +56,7 @@ class SlotChoice:
     def __str__(self) -> str:
         tried = ", ".join(f"{o.redundant}: {o.speedup:.2f}x{'' if o.fits else ', does not fit'}" for o in self.options)
         each = next((f"; {gigabytes(o.buffer_bytes // o.redundant)} GB per slot" for o in self.options if o.redundant), "")
-        return f"slots: R = {self.redundant} by a sample of rows ({tried}{each})"
+        return f"slots: R = {self.redundant}, from a sample of rows ({tried}{each})"
 
 
 def choose_slots(
@@ -76,7 +76,7 @@ def choose_slots(
         problem: Problem to choose slots for. The number of slots that it has is ignored.
         trainer: Optimizer state and number of EP groups that share it, as for `rank_memory`.
         pp: Number of pipeline ranks over which the layers are split.
-        progress: Function that is called with (numbers tried, numbers to try at most).
+        progress: Callback that gets (numbers tried, numbers to try at most).
 
     Raises:
         InputError: The problem has no counts by source rank, which the simulator needs.

@@ -1,4 +1,4 @@
-"""A byte budget that limits arrays made from a file or an answer by its actual size, not by the sizes that its header states."""
+"""A byte budget for arrays from a file or an answer. It depends on the actual size, not on the sizes in the header."""
 
 import os
 

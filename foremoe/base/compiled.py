@@ -33,7 +33,7 @@ from numba.extending import is_jitted
 
 _logger = logging.getLogger(__name__)
 _DIGEST_BYTES = 32
-COMPILING = "compiling kernels that are not cached yet; `foremoe warm-up` compiles only those of the default planner ahead"
+COMPILING = "compiling kernels that are not cached yet; `foremoe warm-up` compiles only the default planner's in advance"
 
 
 def inner_kernel(function: Callable[..., Any]) -> Any:

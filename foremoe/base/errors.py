@@ -44,14 +44,14 @@ class Error(Exception):
 
 
 class InputError(Error, ValueError):
-    """Error for bad input from the caller. The message is one sentence with the numbers and a remedy."""
+    """Raised for bad input from the caller. The message is one sentence with the numbers and a remedy."""
 
     def __init__(self, message: str = "") -> None:
         super().__init__(_sentence(message))
 
 
 class PlanError(Error, ValueError):
-    """Error for a plan that violates a law. The laws are listed in docs/plan-format.md.
+    """Raised if a plan violates a law. The laws are listed in docs/plan-format.md.
 
     Args:
         law: Name of the law, such as ``tokens``, ``homes``, ``canonical``, ``quota``, ``residency`` or ``buffers``.
@@ -67,7 +67,7 @@ class PlanError(Error, ValueError):
 
 
 class TransferError(Error, RuntimeError):
-    """Error for weights, gradients or tokens that did not arrive. The step cannot continue, and its result must not be used.
+    """Raised if weights, gradients or tokens did not arrive. The step cannot continue, and its result must not be used.
 
     Args:
         message: One sentence with the numbers and a remedy.
@@ -80,7 +80,7 @@ class TransferError(Error, RuntimeError):
 
 
 class StaleWeights(TransferError):
-    """Error for weights that changed after the start of a plan and before a copy, because the optimizer stepped in between."""
+    """Raised if weights changed after a plan began and before they were copied, because the optimizer stepped in between."""
 
 
 def first_line(error: BaseException) -> str:
@@ -107,7 +107,7 @@ def naming(where: str, names: Mapping[str, str] | None = None) -> Iterator[None]
 
 @contextlib.contextmanager
 def file_errors(path: str | os.PathLike[str], verb: str, cure: str) -> Iterator[None]:
-    """Converts errors of the operating system about a file or its name in the block to an `InputError`."""
+    """Converts operating-system errors about a file or its name, raised in the block, to an `InputError`."""
     try:
         yield
     except InputError:

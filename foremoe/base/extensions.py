@@ -1,4 +1,4 @@
-"""Third-party solvers and backends, which are found by entry point if foremoe itself has none with the name."""
+"""Third-party solvers and backends, which are found through entry points if foremoe has no built-in one with the name."""
 
 import functools
 from importlib.metadata import EntryPoint, entry_points

@@ -67,7 +67,7 @@ def text(value: object, name: str) -> str:
 
 
 def check_fields(value: Any, checks: Sequence[tuple[Callable[[Any, str], Any], Sequence[str]]]) -> None:
-    """Replaces fields of a frozen dataclass instance by the results of checks. Skips a None that is the default."""
+    """Replaces fields of a frozen dataclass instance with the results of checks. Skips fields whose default None was kept."""
     for check, names in checks:
         for name in names:
             given = getattr(value, name)

@@ -29,7 +29,7 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
 
 
 def _near(name: str | bytes) -> str:
-    """Returns a hint at a file of the same folder with a similar name, or an empty string."""
+    """Returns a hint that names a similarly named file in the same folder, or an empty string."""
     folder, last = os.path.split(os.fsdecode(name))
     with contextlib.suppress(OSError):
         return did_you_mean(last, sorted(os.listdir(folder or ".")))

@@ -1,4 +1,4 @@
-"""Functions that make HTML tables, which show values in notebooks, and words for times."""
+"""Formats values as HTML tables for notebooks, and times as text."""
 
 import dataclasses
 import html

@@ -191,7 +191,7 @@ def _open_zip(file: BinaryIO, source: Path, max_bytes: int | None) -> Iterator[S
             info = members[name]
             # Other methods may decompress far more at once than requested.
             if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-                raise InputError(f"{str(source)!r} compresses {name} in an unknown way; write it by numpy.savez.")
+                raise InputError(f"{str(source)!r} compresses {name} in an unknown way; write it with numpy.savez.")
             left -= info.file_size
             if left < 0:
                 allowed = (

@@ -99,7 +99,7 @@ def naming_fields(path: str | os.PathLike[str], header: dict[str, Any]) -> Itera
 
 
 def require_format(source: Path, header: dict[str, Any], version: int) -> None:
-    """Raises InputError if a file has another format than `version`."""
+    """Raises InputError if the format of a file is not `version`."""
     found = header.get("format")
     if type(found) is not int or found != version:
         kind, cure = header["kind"], "install a newer foremoe" if type(found) is int and found > version else "write it again"

@@ -49,7 +49,7 @@ class ExpertCompute:
         return torch.randn(sum(num_S), self.case.model.hidden_size, dtype=self.bank.dtype, device=self.bank.device)
 
     def row(self, num_S: list[int], layer: int = 0) -> Row:
-        """Returns the `row` for `forward`, with everything that a layer of the runtime prepares before its experts run."""
+        """Returns the `row` for `forward`, with everything that a layer of the runtime prepares before it runs the experts."""
         return Row.of(self.bank, self.stage, ComputeTime(), 0, layer, num_S)
 
     def forward(self, x_YH: torch.Tensor, row: Row) -> torch.Tensor:
@@ -67,7 +67,7 @@ class ExpertCompute:
     def points(self, watch: Stopwatch, budget_s: float) -> list[Point]:
         """Measures few pairs in all or some slots, all pairs in two slots, and loads of random routing.
 
-        With few pairs, the time is determined by reading weights.
+        With few pairs, reading weights takes most of the time.
         """
         G, per_rank = self.group.size, self.bank.num_base
         two = min(2, per_rank)

@@ -136,7 +136,7 @@ def fit(measured: Measured, model: Model, *, name: str, source: str, base: Clust
 
 
 def _link_fields(links: dict[str, LinkFit | None], base: Cluster) -> dict[str, Any]:
-    """Returns the bandwidth and latency of every kind of link, as fitted if it was measured, else those of `base`."""
+    """Returns the bandwidth and latency of every kind of link, fitted if the link was measured, and otherwise from `base`."""
     # Links between nodes were measured with all ranks of a NIC at once.
     fields: dict[str, Any] = {"nic_sharing": base.nic_sharing if links["rdma"] is None else 1}
     for link, fitted in links.items():
@@ -169,7 +169,7 @@ def _amounts(points: Sequence[Point]) -> Array:
 
 
 def _off_links(points: Sequence[Point], link: LinkFit | None) -> Array:
-    """Returns the seconds without those of exchanges, float64 [N]. A single rank exchanges nothing."""
+    """Returns the seconds minus the time of exchanges, float64 [N]. A single rank exchanges nothing."""
     return np.array([p.seconds - (link.seconds(p.exchanges, p.exchange_bytes) if link else 0.0) for p in points])
 
 
@@ -226,7 +226,7 @@ def _by_group(points: Sequence[Point], link: LinkFit | None, units: _Units) -> d
 
 
 def _planned(points: Sequence[Point]) -> tuple[tuple[float, float], Basis]:
-    """Returns the time that a plan adds to a layer's forward pass, per layer and per token, and the residuals of all the time."""
+    """Returns the time that a plan adds to a layer's forward pass, per layer and per token, and the residuals of whole passes."""
     at_home, mine = ([p for p in points if p.kind == kind and not p.backward] for kind in ("layer", "planned"))
     if not mine or len(mine) != len(at_home):
         return (0.0, 0.0), Basis(np.zeros(0), np.zeros(0))

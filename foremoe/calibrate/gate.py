@@ -64,7 +64,7 @@ def require_taken(cluster: Cluster, file: str, otherwise: str) -> None:
     Args:
         cluster: Content of the file.
         file: Name of the file.
-        otherwise: Sentence for the message that says how to accept the file in spite of its residual.
+        otherwise: Sentence of the message that says how to accept the file despite its residual.
 
     Raises:
         InputError: The residual is above `MOST_TAKEN`.

@@ -1,4 +1,4 @@
-"""Fits the latency and bandwidth of kinds of links and of transfer backends, and the slowdown of compute by copies."""
+"""Fits latency and bandwidth, by kind of link and by transfer backend, and the slowdown of compute by copies."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -60,7 +60,7 @@ def _plans(rows: Sequence[Mapping[str, Any]]) -> tuple[Any, ...] | None:
 def _blocks(
     cases: Mapping[tuple[Any, ...], list[Mapping[str, Any]]]
 ) -> Iterable[tuple[dict[str, Any], dict[str, list[Mapping[str, Any]]]]]:  # fmt: skip
-    """Yields R and foresight, in words, with the rows of each level. Cases whose levels all have the same plans are one block."""
+    """Yields R and foresight as text, with the rows of each level. Joins cases whose levels all have the same plans."""
     of_pair: dict[tuple[Any, ...], dict[str, list[Mapping[str, Any]]]] = {}
     for (level, slots, view), of in cases.items():
         of_pair.setdefault((slots, view), {})[level] = of

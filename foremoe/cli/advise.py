@@ -93,7 +93,7 @@ def few_micro_steps(num: int) -> list[str]:
 def few_layers(problem: Problem) -> list[str]:
     """Returns a note if the stage has only some of the model's layers, which take less memory than all of them."""
     num_layers = len(problem.model.moe_layer_L)
-    return [f"note: memory, and what fits, is that of {problem.L} of {num_layers} layers"] if num_layers > problem.L else []
+    return [f"note: the memory check covers only {problem.L} of {num_layers} layers"] if num_layers > problem.L else []
 
 
 def _redealt(options: CaseOptions, now: Problem, progress: Progress) -> dict[str, Case]:

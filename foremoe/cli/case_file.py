@@ -19,7 +19,7 @@ def read_case(context: click.Context, path: str | None, names: Sequence[str]) ->
         names: Names of all parameters that a file may give.
 
     Raises:
-        InputError: The file cannot be read, a key is unknown, or a value has another type than those of the command line.
+        InputError: The file cannot be read, a key is unknown, or a value does not have the type of its option.
     """
     if path is None:
         return None

@@ -114,7 +114,7 @@ def compare(
 
 
 def table(rows: Sequence[Mapping[str, Any]], planners: Mapping[str, Planner]) -> Table:
-    """Returns the table. Below a figure from a sample of rows is foremoe's (or else the best) figure for the same rows."""
+    """Returns the table. foremoe's figure, or else the best one, for the same rows follows each figure from a sample."""
     lines: list[dict[str, Any]] = []
     sources: list[Mapping[str, Any]] = []
     for row in rows:

@@ -137,4 +137,4 @@ def _kernels() -> tuple[str, str]:
         return "not cached", "every process compiles them, or numba's compiler is off"
     if os.path.exists(file._index_path):
         return "compiled", "they are compiled again if foremoe or numba has changed since"
-    return "not compiled", "the first plan compiles for one to three minutes; `foremoe warm-up` does it ahead"
+    return "not compiled", "the first plan compiles for one to three minutes; `foremoe warm-up` does it in advance"

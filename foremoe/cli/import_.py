@@ -46,7 +46,7 @@ def import_(
     found = read_routing(files, told, ranks, tokens_per_rank, stage, strict=False)
     if isinstance(found, Workload):
         if not output.lower().endswith(".safetensors"):
-            raise InputError(f"the files hold counts, which are written as .safetensors; give another name than {output!r}.")
+            raise InputError(f"the files hold counts, which are written as .safetensors; give such a name instead of {output!r}.")
         kind, figures = "workload", workload_figures(found)
         lines = workload_text(figures)
     else:

@@ -1,4 +1,4 @@
-"""Writes the output of a command as text, tables, CSV or JSON. The name of a trace after ``--json`` is not its value."""
+"""Writes the output of a command as text, tables, CSV or JSON. The name of a trace after ``--json`` is not taken as its value."""
 
 import dataclasses
 import json
@@ -66,7 +66,7 @@ def require_writable(outputs: Mapping[str, str | None], inputs: Iterable[str | N
 
 
 def require_ending(what: str, path: str | None, *endings: str) -> None:
-    """Raises InputError for an output file whose name ends as if it were of another kind. A name without an ending is allowed."""
+    """Raises InputError if an output file's name has the ending of another kind of file. The ending may be missing."""
     ending = Path(path or "").suffix.lower()
     if ending and ending not in endings:
         raise InputError(f"{what} {click.format_filename(str(path))!r} must end in {' or '.join(endings)}; give another name.")

@@ -21,7 +21,7 @@ class Dispatch(click.Choice):  # type: ignore[type-arg]
         super().__init__(DISPATCHES)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Returns the kind of dispatch, or fails with a message of one sentence."""
+        """Returns the kind of dispatch, or fails with a one-sentence message."""
         way = self.LIBRARIES.get(re.sub(r"[^a-z]", "", str(value).lower()))
         if way is not None:
             self.fail(f"{value!r} is a library; did you mean {way!r}, which is how it sends tokens?", param, ctx)
@@ -37,7 +37,7 @@ class SlotCount(click.IntRange):
         super().__init__(0, MAX_EXPERTS)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Returns the number, or None for ``auto``. Fails with a message of one sentence if `value` is neither."""
+        """Returns the number, or None for ``auto``. Fails with a one-sentence message if `value` is neither."""
         return None if value == AUTO else super().convert(value, param, ctx)
 
 
@@ -47,7 +47,7 @@ class Rollout(click.ParamType):  # type: ignore[type-arg]
     name = "rollout"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, float]:
-        """Returns the share or the time as an argument of `Trainer`, or fails with a message of one sentence."""
+        """Returns the share or the time as an argument of `Trainer`, or fails with a one-sentence message."""
         text = str(value).strip()
         try:
             number = float(text[:-1] if text.endswith(("s", "%")) else text)

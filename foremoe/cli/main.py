@@ -1,4 +1,4 @@
-"""The command ``foremoe``, a group of subcommands. It reports bad input as one sentence, and its exit code tells the result.
+"""The command ``foremoe``, a group of subcommands. It reports bad input as one sentence, and its exit code gives the result.
 
 Exit codes: 0 for success, 1 for a checked plan that is broken or belongs to another trace, 2 for bad input, 130 if
 interrupted. The module of a command is imported when the command runs, so that ``foremoe --help`` is fast.
@@ -71,7 +71,7 @@ class CommandLine(OneSentence, click.Group):
     """The group of foremoe's commands."""
 
     def main(self, args: Sequence[str] | None = None, *_: Any, **extra: Any) -> Any:
-        """Runs the command line under the name ``foremoe``, whatever file started it. Without arguments, shows the help."""
+        """Runs the command line as ``foremoe``, regardless of the file that started it. Without arguments, shows help."""
         return super().main((sys.argv[1:] if args is None else list(args)) or ["--help"], **(extra | {"prog_name": "foremoe"}))
 
     def list_commands(self, ctx: click.Context) -> list[str]:

@@ -90,7 +90,7 @@ class Progress:
     def status(self, now_s: float) -> str:
         """Returns the text of the line, with the task last, because narrow terminals cut the end of the line.
 
-        The bar and the remaining time are those of all tasks, if their number is known. Compiling does not count into the rate.
+        The bar and the remaining time cover all tasks if their number is known. The rate excludes the time of compilation.
         """
         words = [f"{clock(now_s - self._begin_s)} elapsed"]
         worked_s = now_s - self._compile_s() - (self._begin_s if self.tasks else self._task_begin_s)

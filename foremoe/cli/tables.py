@@ -217,7 +217,7 @@ def _block(part: Sequence[_Cells], widths: Sequence[int], tones: Sequence[str | 
 
 
 def _folded(text: str, size: int) -> list[str]:
-    """Splits text into lines of at most `size` letters, if possible after a space, comma, bracket or equals sign."""
+    """Splits text into lines of at most `size` characters, if possible after a space, comma, bracket or equals sign."""
     lines = [""]
     for part in re.findall(r"[^ ,(=]*[ ,(=]*", text):
         if len(lines[-1]) + len(part.rstrip()) > size and lines[-1].strip():

@@ -31,7 +31,7 @@ def has_colour() -> bool:
 
 
 def wrapped(line: str, columns: int | None, indent: str = "  ") -> list[str]:
-    """Wraps a line at words into parts of at most `columns` letters. Longer words are not broken, so that users can copy them."""
+    """Wraps a line at words, to at most `columns` characters. Longer words are not broken, so that users can copy them."""
     if columns is None or len(line) <= columns:
         return [line]
     return textwrap.wrap(line, columns, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)

@@ -32,7 +32,7 @@ class Seconds(click.FloatRange):
         super().__init__(0, 1e6, min_open=True)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Returns the time in seconds, or fails with a message of one sentence."""
+        """Returns the time in seconds, or fails with a one-sentence message."""
         seconds = super().convert(value, param, ctx)
         if math.isnan(seconds):
             self.fail(f"{value!r} is not a number of seconds above 0.", param, ctx)
@@ -100,7 +100,7 @@ def planners_of(names: Sequence[str]) -> dict[str, Planner]:
 
 
 def planner_of(text: str, shuffle: bool = False, guard: bool = True) -> Planner:
-    """Returns the planner that `text` gives as a strategy, an expression or a module's object. `shuffle` is ``--shuffle``."""
+    """Returns the planner that `text` gives as a strategy, an expression or an object in a module. `shuffle` is ``--shuffle``."""
     # The path of an installed command begins with the command's folder, but module:name refers to the current folder.
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
@@ -134,7 +134,7 @@ def packer_of(packer: PackSolver, shuffle: bool) -> PackSolver:
 
 
 def in_options(note: str) -> str:
-    """Returns a note of the library with the command line's option in place of the argument that it names."""
+    """Returns a note from the library, in which the command line's option replaces the name of the Python argument."""
     return note.replace("history_LE", "history (--history TRACE)")
 
 

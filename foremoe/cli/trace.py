@@ -14,7 +14,7 @@ Runs = dict[str, list[tuple[Plan, Simulation]]]
 
 
 def runs_to_show(names: Sequence[str]) -> Runs:
-    """Returns the dict to fill by `simulate_systems`. Its names are static placement, and foremoe or else the first strategy."""
+    """Returns the dict for `simulate_systems` to fill. Its keys are static placement and foremoe, or else the first strategy."""
     planned = [name for name in names if name not in (STATIC, BALANCED)]
     if not planned:
         raise InputError("--trace needs a strategy other than static to show; add one to --planners.")

@@ -1,9 +1,9 @@
 """Messages between ranks: plain values as JSON, followed by raw arrays and bytes. Their content is never executed.
 
-A message consists of the size of its JSON (uint32, little-endian), the JSON, and the bytes of its arrays and byte strings. These
-bytes are in the order in which the JSON lists the arrays and strings. None, booleans, integers, floats, strings and lists are
-written as in JSON. All other values are written as objects with a single key: ``tuple``, ``dict``, ``array`` (with dtype and
-shape) or ``bytes`` (with their number).
+A message consists of the size of its JSON (uint32, little-endian), the JSON, and the bytes of its arrays and byte strings. The
+JSON lists the arrays and strings in the same order. None, booleans, integers, floats, strings and lists are written as in JSON.
+All other values are written as objects with a single key: ``tuple``, ``dict``, ``array`` (with dtype and shape) or ``bytes``
+(with their number).
 """
 
 from __future__ import annotations

@@ -149,7 +149,7 @@ _PARTS |= dict.fromkeys(_COST, np.dtype(np.float64))
 
 
 def _form(dtypes: Mapping[str, Any], **sizes: int) -> _Form:
-    """Returns the form of the arrays that a rank with a given number of layers sends, which is empty without layers."""
+    """Returns dtype and shape of each array that a rank sends for its layers. Without layers, it sends no arrays."""
     axes = {name: name.rpartition("_")[2] for name in dtypes}
     return {name: (np.dtype(dtypes[name]), tuple(sizes[axis] for axis in axes[name])) for name in dtypes if sizes["L"]}
 
@@ -163,7 +163,7 @@ def _arrays_of(plan: Plan) -> dict[str, Array]:
 def _gathered(
     group: Group, fault: str, text: str, part: dict[str, Array], form_G: Sequence[_Form]
 ) -> list[tuple[str, dict[str, Array]]]:
-    """Returns text and arrays of the ranks that had layers, or raises the same error on all ranks."""
+    """Returns the messages (text and arrays) from ranks with layers, or raises the same error on all ranks."""
     answers = group.gather((fault, text, part))
     _require_none([other for other, _, _ in answers], "plan its layers")
     for g, ((_, _, made), form) in enumerate(zip(answers, form_G, strict=True)):

@@ -222,7 +222,7 @@ def _lead(roll: Roll, board: str, timeout_s: float) -> None:
 
 
 def _follow(roll: Roll, board: str, timeout_s: float) -> Roll:
-    """Joins under the published name, and under another one that replaces it."""
+    """Joins the group under the published name, and joins again if another name replaces it."""
 
     def read(store: Any) -> str:
         return store.get(f"{board}/name").decode() if store.check([f"{board}/name"]) else ""
@@ -246,7 +246,7 @@ def _follow(roll: Roll, board: str, timeout_s: float) -> Roll:
 
 
 def _pauses(timeout_s: float) -> Iterator[float]:
-    """Yields the remaining seconds repeatedly, with pauses between them, and once more when no time is left."""
+    """Yields the remaining seconds before every poll, with pauses in between, and once more when no time is left."""
     until, pause_s = time.monotonic() + timeout_s, 0.001
     while (left_s := until - time.monotonic()) > 0:
         yield left_s
@@ -271,5 +271,5 @@ def silent(ranks: Sequence[int], verb: str, waited_s: float | None, why: str = "
 
 
 def timed_out(error: Exception) -> bool:
-    """Returns True if torch reports a timeout. torch counts whole milliseconds, so its timeouts may end a few of them early."""
+    """Returns True if torch reports a timeout. torch counts whole milliseconds, so its timeouts may end slightly early."""
     return re.search("tim(ed |e)out", str(error), re.IGNORECASE) is not None

@@ -24,7 +24,7 @@ ANSWER_S = 4.0  # timeout of a query; a working store answers within millisecond
 
 
 class StoreLost(Exception):
-    """Error for a store that does not answer or is gone. The message is a predicate whose subject is the store's host."""
+    """Raised if the store does not answer or no longer exists. The message is a predicate whose subject is the store's host."""
 
 
 class StoreClient:

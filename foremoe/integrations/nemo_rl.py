@@ -65,7 +65,7 @@ def settings_of(config: Any) -> Settings:
 
 
 def override(name: str, value: Any) -> str:
-    """Formats Megatron's option `name` with the value `value` as it is written in NeMo-RL's command."""
+    """Formats Megatron's option `name` and its value in the syntax of NeMo-RL's command line."""
     return hydra("++policy.megatron_cfg.")(*(("fp8_cfg.enabled", False) if name == "fp8" else (name, value)))
 
 

@@ -3,8 +3,8 @@
     --custom-megatron-init-path foremoe.integrations.slime.install
     --custom-config-path settings.yaml                                # foremoe: {redundant: 1}
 
-With ``--use-rollout-routing-replay``, the log-prob and update passes follow plans. With only ``--use-routing-replay``, the update
-passes do and the log-prob passes do not.
+With ``--use-rollout-routing-replay``, the log-prob and update passes follow plans. With only ``--use-routing-replay``, only the
+update passes follow plans.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _ARGUMENTS = {"fp8": "--fp8-format", "fp4": "--fp4-format"}
 
 
 def argument(name: str, value: Any) -> str:
-    """Formats Megatron's option `name` with the value `value` as it is written in slime's command."""
+    """Formats Megatron's option `name` and its value in the syntax of slime's command line."""
     shown = _ARGUMENTS.get(name, "--" + name.replace("_", "-"))
     if value is None or value is False:
         return f"no {shown}"

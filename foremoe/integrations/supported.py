@@ -61,7 +61,7 @@ class Parallel:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Explanation, in Megatron's terms, of why foremoe cannot run with the present options, and which options to set instead."""
+    """Explanation, in Megatron's terms, of why foremoe cannot run with the current options, and which options to set instead."""
 
     reason: str
     options: Mapping[str, Any]

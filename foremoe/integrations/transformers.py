@@ -89,7 +89,7 @@ class Recording:
         self._given: tuple[Any, Any, int, int] = (None, None, 0, 0)
 
     def trace(self, lengths: Sequence[int] | None = None) -> RoutingTrace:
-        """Returns a trace of the sequences of all batches, in the order in which they were recorded.
+        """Returns a trace of all recorded sequences, batch by batch, in the order of recording.
 
         Args:
             lengths: Number of tokens of each sequence. Defaults to the number of tokens that the model has read. Any further

@@ -49,13 +49,13 @@ class Cluster(ArrayValue):
         memory_bytes: Accelerator memory of one rank.
         memory_bytes_per_s: Bandwidth of that memory, which limits the optimizer. If None, the optimizer takes no time.
         attention_efficiency: Share of `flops_per_s` that attention reaches, in (0, 1]. Defaults to `compute_efficiency`.
-        score_flops_per_s: FLOP/s that attention reaches for scores and values, whatever the precision of GEMMs. Defaults to the
-            FLOP/s of the projections.
+        score_flops_per_s: FLOP/s that attention reaches for scores and values, regardless of the precision of GEMMs. Defaults to
+            the FLOP/s of the projections.
         backward_ratio: Backward time of the experts divided by their forward time. The ratio is 2 for GEMMs alone.
         slot_backward_s: Fixed time in seconds per backward pass and busy slot, to read and write sums of weight gradients.
             Defaults to `backward_ratio` times `slot_overhead_s`.
-        attention_backward_ratio: Backward time divided by forward time of the work before the experts. Defaults to
-            `backward_ratio`.
+        attention_backward_ratio: Backward time of attention and other work before the experts, divided by its forward time.
+            Defaults to `backward_ratio`.
         layer_overhead_s: Fixed seconds per layer and forward pass for work besides attention and experts (router, norms,
             launches).
         pair_overhead_s: Seconds per (token, expert) pair and forward pass for work besides GEMMs (permutation, activation).
@@ -71,7 +71,7 @@ class Cluster(ArrayValue):
         source: Origin of the figures.
 
     Raises:
-        InputError: A figure has a wrong type or range, or the node numbers have gaps.
+        InputError: A value has the wrong type or is out of range, or the node numbers have gaps.
     """
 
     name: str
@@ -216,7 +216,7 @@ class Cluster(ArrayValue):
 
     @property
     def standing(self) -> str:
-        """Text that says whether predicted times are calibrated and how large their error is, as far as it is known."""
+        """Text that says whether predicted times are calibrated and, if known, how large their error is."""
         if self.residual is None:
             error = f"median error {100 * TYPICAL_ERROR:.0f} %"
             return "calibrated, residual not recorded" if self.calibrated else f"uncalibrated, {error}"
@@ -259,7 +259,7 @@ class Cluster(ArrayValue):
 
     @property
     def window_backward_ratio(self) -> float:
-        """Backward time divided by forward time of the work before the experts."""
+        """Backward time of attention and other work before the experts, divided by its forward time."""
         return self.backward_ratio if self.attention_backward_ratio is None else self.attention_backward_ratio
 
     @property
@@ -281,7 +281,7 @@ class Cluster(ArrayValue):
         return self.rdma_bytes_per_s / self.nic_sharing
 
     def copy_seconds(self, num_bytes: float) -> tuple[float, float, float]:
-        """Returns the seconds of copying `num_bytes` to a rank in its node, between nodes, and from a host store (or inf)."""
+        """Returns the seconds to copy `num_bytes` inside a node, between nodes, and from a host store (inf if there is none)."""
         return (
             num_bytes / self.peer_bytes_per_s + self.peer_latency_s,
             num_bytes / self.rdma_bytes_per_s_per_rank + self.rdma_latency_s,
@@ -289,7 +289,7 @@ class Cluster(ArrayValue):
         )
 
     def return_seconds(self, num_bytes: float) -> tuple[float, float]:
-        """Returns the seconds of sending a replica gradient of `num_bytes` home, inside a node and between nodes."""
+        """Returns the seconds to send a replica gradient of `num_bytes` home, inside a node and between nodes."""
         own = np.inf if self.return_bytes_per_s is None else self.return_bytes_per_s
         peer, rdma = min(self.peer_bytes_per_s, own), min(self.rdma_bytes_per_s_per_rank, own)
         return num_bytes / peer + self.peer_latency_s, num_bytes / rdma + self.rdma_latency_s

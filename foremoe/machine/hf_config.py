@@ -66,7 +66,7 @@ def model_fields(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_linear_layers(config: Mapping[str, Any], size: Callable[..., int], full: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the attention of a mean layer. Some layers have full attention with gates as wide as queries, the others linear."""
+    """Returns attention sizes averaged over layers, some with gated full attention and the others with linear attention."""
     num_layers = size("num_hidden_layers")
     kinds = config.get("layer_types") or []
     interval = max(size("full_attention_interval", default=4), 1)

@@ -70,7 +70,7 @@ class Model:
         source: Origin of the figures.
 
     Raises:
-        InputError: A figure is out of range, num_topk exceeds num_experts, or the groups do not divide the experts.
+        InputError: A value is out of range, num_topk exceeds num_experts, or the groups do not divide the experts.
     """
 
     name: str
@@ -183,7 +183,7 @@ class Model:
         """Reads the model from a Hugging Face `config.json`, or from the folder that contains it.
 
         Supports Qwen2-MoE, Qwen3-MoE, Qwen3-Next, DeepSeek-V2 and V3, Kimi-K2, GLM-4.5, gpt-oss, Mixtral and OLMoE. For
-        Qwen3-Next, the attention sizes are means over its layers. Weights count as bf16, whatever the type of the checkpoint.
+        Qwen3-Next, the attention sizes are means over its layers. Weights count as bf16, regardless of the checkpoint's dtype.
         Layers for multi-token prediction are left out.
 
         Raises:

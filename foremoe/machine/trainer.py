@@ -35,7 +35,7 @@ class Trainer:
             stage bears all of it.
 
     Raises:
-        InputError: A figure has a wrong type or range.
+        InputError: A value has the wrong type or is out of range.
     """
 
     optimizer_bytes: float = 12.0
@@ -63,7 +63,7 @@ class Trainer:
         return micro_steps / self.micro_steps
 
     def outside_s(self, static_s: float) -> float | None:
-        """Returns the seconds of a step outside its stages, or None if unknown. The stages take `static_s` if all is static."""
+        """Returns the seconds of a step outside its stages, or None if unknown. With static placement, stages take `static_s`."""
         if self.rollout_s is not None:
             return self.rollout_s
         return None if self.rollout_share is None else self.rollout_share / (1.0 - self.rollout_share) * static_s

@@ -1,4 +1,4 @@
-"""Times of one rank in one forward pass, for the work before a layer's experts and for dense layers."""
+"""Times of one rank in one forward pass, for attention and other work before a layer's experts, and for dense layers."""
 
 import numpy as np
 import numpy.typing as npt

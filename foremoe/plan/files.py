@@ -82,7 +82,7 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
 
     Raises:
         InputError: The file does not exist, is truncated or changed, or has another format. The error is also raised if a field
-            is missing or has a wrong type, shape or range.
+            is missing, has the wrong type or shape, or is out of range.
     """
     header, tensors = read_tensors(path, "plan", FORMAT_VERSION)
     with naming_fields(path, header):

@@ -121,7 +121,7 @@ def _check_numbers(found: Violations, plan: Plan) -> None:
 
 
 def _check_prices(found: Violations, plan: Plan, problem: Problem) -> None:
-    """Checks that costs and bounds are those of the problem."""
+    """Checks that costs and bounds match the problem."""
     cost, load_bound_N, bound_N = price(problem, plan.placement), load_bound(problem), row_bound(problem)
     have, total_N = plan.cost_ML.reshape(plan.N), cost.total_s
 

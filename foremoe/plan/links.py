@@ -74,7 +74,7 @@ class _Links(NamedTuple):
 
 
 class _Stores(NamedTuple):
-    """The timeline of a plan in seconds, as far as it is needed to judge host stores."""
+    """The parts of a plan's timeline, in seconds, that are needed to judge host stores."""
 
     expert_C: Array  # layer * E + expert of every copy
     begin_U: Array  # time at which a use begins if no copy is late; empty if host stores are assumed to be full
@@ -116,7 +116,7 @@ def _choose(wanted, links, stores, link_C):
 
 @kernel
 def _sent_s(ready, src, dst, link, links, stores):
-    """Returns the arrival of an expert that may leave at `ready`, over a link between ranks."""
+    """Returns when an expert that may be sent from the time `ready` arrives over a link between ranks."""
     if link == _PEER:
         return max(ready, max(stores.free_6G[_OUT, src], stores.free_6G[_IN, dst])) + links.seconds[_PEER]
     out, into = stores.nic_G[src], stores.nic_G[dst]

@@ -21,8 +21,8 @@ from foremoe.problem.schedule import Phase, Uses
 class Return(NamedTuple):
     """The return of a replica's gradient to its home after the backward pass of a row. Its key is larger than any key of a copy.
 
-    `turn` is the number of gradients of the same row that the home receives before this one. From it, both ranks know the
-    gradients that are staged at the home.
+    `turn` is the number of gradients of the same row that the home receives before this one. Both ranks use it to determine which
+    gradients are staged at the home.
     """
 
     key: int

@@ -52,7 +52,7 @@ class _Copies(NamedTuple):
 
 @kernel
 def _overwritten(copies, num_ranks, num_buffers):
-    """Returns the last use for which each copy is certain to be in its buffer, int64 [C], and `Replay.early_C`."""
+    """Returns the last use for which each copy is certain to be in its buffer (int64 [C]), and `Replay.early_C`."""
     num = copies.need_C.size
     until_C, early_C = np.full(num, np.iinfo(np.int64).max), np.zeros(num, np.bool_)
     last_GB = np.full((num_ranks, num_buffers), -1, np.int64)

@@ -1,4 +1,4 @@
-"""Replicas: slots of a plan that serve an expert on another rank than its home."""
+"""Replicas: slots of a plan that serve an expert on a rank other than its home."""
 
 from typing import NamedTuple, Self
 

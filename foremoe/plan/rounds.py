@@ -1,4 +1,4 @@
-"""Rounds: an order of simultaneous messages in which no message delays another one without need."""
+"""Rounds: an order of simultaneous messages in which no message delays another one unnecessarily."""
 
 from typing import NamedTuple
 
@@ -85,7 +85,7 @@ def _swap(port, x, y, m):
 
 @kernel
 def _colour(order_I, group_I, m):
-    """Puts each message of a group into a round that is free at both ends, after a swap if there is none."""
+    """Puts each message of a group into a round that is free at both ends. If there is none, a swap of two rounds makes one."""
     first = 0
     for k in range(order_I.size):
         i = order_I[k]

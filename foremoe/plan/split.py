@@ -79,7 +79,7 @@ class _Rows(NamedTuple):
 
 
 class _Sums(NamedTuple):
-    """Pairs of one row for every expert: those of earlier ranks, by node and in total, and those of all ranks by node."""
+    """Pairs of one row for every expert, summed over earlier ranks (by node and in total) and over all ranks (by node)."""
 
     before_VE: Array
     before_E: Array
@@ -99,7 +99,7 @@ class _Slots(NamedTuple):
 def link_slots(expert_GS, quota_GS, first_E, next_P):
     """Writes a linked list of every expert's slots with a quota.
 
-    The list begins in `first_E`, goes on in `next_P` and ends with -1.
+    The list begins in `first_E`, continues in `next_P` and ends with -1.
     """
     G, S = expert_GS.shape
     first_E[:] = -1
@@ -112,9 +112,9 @@ def link_slots(expert_GS, quota_GS, first_E, next_P):
 
 @kernel
 def _split_rows(low, high, rows, split_NP):
-    """Splits rows [low, high). Of other sources, it needs only the pairs before this rank on a line and each node's total.
+    """Splits rows [low, high). From other sources, it only needs the pairs of all earlier ranks and each node's total.
 
-    These are sums over whole rows of the load, which vectorise. All other work is a few steps per slot of a replicated expert.
+    Both are sums over whole rows of the load, so the loops vectorise. The rest takes a few steps per slot of a replicated expert.
     """
     G, S = rows.expert_NGS.shape[1], rows.expert_NGS.shape[2]
     E, V = rows.load_NGE.shape[2], rows.node_G.max() + 1

@@ -55,7 +55,7 @@ def _check_ranges(found: Violations, plan: Plan) -> None:
     home_C = plan.home_LE[t.layer_C, t.expert_C] // plan.B
     found.mask(
         "residency", t.src_C != np.where(t.link_C == Link.HOST, -1, home_C), "C",
-        lambda i: f"expert {t.expert_C[i]} comes from {t.src_C[i]}, which is neither its home {home_C[i]} nor -1 by host",
+        lambda i: f"expert {t.expert_C[i]} comes from {t.src_C[i]}, neither its home {home_C[i]} nor -1 for the host store",
     )  # fmt: skip
     node_G = plan.header.cluster.node_of_rank_G
     wrong_C = (t.src_C == home_C) & ((t.link_C == Link.RDMA) != (node_G[home_C] != node_G[t.dst_C]))
@@ -80,7 +80,7 @@ def _check_times(found: Violations, plan: Plan, uses: Uses) -> None:
 
 
 def _check_order(found: Violations, plan: Plan) -> None:
-    """Checks that copies are in the order in which they are needed (by use, rank and slot), without duplicates."""
+    """Checks that copies are sorted by need (use, then rank, then slot), without duplicates."""
     t = plan.transfers
     key_C = (t.need_C.astype(np.int64) * plan.G + t.dst_C) * plan.S + t.slot_C
     behind_C = np.append(False, key_C[1:] <= key_C[:-1])[: len(t)]

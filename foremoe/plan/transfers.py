@@ -26,7 +26,7 @@ class Link(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TransferList(ArrayValue):
-    """Weight copies in the order in which they are needed, that is, by `need_C`, then by destination, then by slot.
+    """Weight copies, sorted by need: by `need_C`, then by destination, then by slot.
 
     Attributes:
         micro_step_C: Micro-step whose tokens first use the copy, int32.
@@ -42,7 +42,7 @@ class TransferList(ArrayValue):
         after_C: Index of the use that must be over before the copy may land, int32, or -1 if the buffer is free from the start.
 
     Gradient returns are not listed here. The gradient of a replica is sent home after the backward pass of its row, over the peer
-    or RDMA link between the two ranks. This is so even if the weights came from the host store.
+    or RDMA link between the two ranks, even if the weights came from the host store.
     """
 
     micro_step_C: Array = array(np.int32)
@@ -116,7 +116,7 @@ class _Demand(NamedTuple):
 
 @kernel
 def _derive(demand, out):
-    """Follows each rank's uses in order over its buffers. Writes (position of use, dst, slot, expert, buffer, after)."""
+    """Assigns buffers to each rank's uses, in order. Writes (position of use, dst, slot, expert, buffer, after)."""
     row_U, layer_U, use_U, needed_NGR, num_buffers, num_experts = demand
     _, G, R = needed_NGR.shape
     held = np.empty(num_buffers, np.int64)  # layer * E + expert in each buffer, or -1

@@ -1,4 +1,4 @@
-"""`ablate`: measures variants of a planner without one of its levels, over numbers of redundant slots and kinds of foresight."""
+"""`ablate`: measures variants of a planner without one of its levels, for several numbers of slots and kinds of foresight."""
 
 import functools
 import hashlib
@@ -80,7 +80,7 @@ def ablate(
         history_LE: Load of an earlier step, as for `compare`.
         unpacked: Problem of the same batch, packed without the planner's pack level. If None, the pack level is never left out.
         exact_budget_s: Time limit of exact solvers, as for `compare`.
-        progress: Function that is called with the progress, as for `compare`.
+        progress: Callback for progress, as for `compare`.
         judge: Function that returns further figures of a variant, as for `compare`. Its baseline should be the static placement
             of `problem`.
 

@@ -21,7 +21,7 @@ def assemble(
     header: PlanHeader, path: PathSolver, problem: Problem, placement: Placement, stop_N: Array, *,
     proven_N: Array | None = None,
 ) -> Plan:  # fmt: skip
-    """Returns the plan that consists of finished rows. Their quotas must sum to the load of the problem."""
+    """Returns the plan made of finished rows. Their quotas must sum to the load of the problem."""
     M, L, G, S = problem.M, problem.L, problem.G, problem.S
     load_bound_N = load_bound(problem)
     bound_N = row_bound(problem)

@@ -41,13 +41,13 @@ def compare(
         history_LE: Load of an earlier step for foresight "previous", int32 [L, E]. Without it, a planner with this foresight has
             no history in the first micro-step, which it leaves static.
         exact_budget_s: Time limit in seconds for a planner with an exact solver, which plans only a sample of rows. The figures
-            of this planner are about the rows that it proves optimal. ``same_rows`` holds the mean skew of the other planners on
+            of this planner cover only the rows that it proves optimal. ``same_rows`` holds the mean skew of the other planners on
             these rows.
         seed: Seed of the sample for exact solvers.
         trainer: The training around the stage, as for `rank_memory`.
         judge: Function that gets the problem and the plan of every planner that plans all rows. It returns further figures of the
             planner, such as those of `foremoe.simulate.Judge`.
-        progress: Function that is called with (planner, rows done, number of rows).
+        progress: Callback that gets (planner, rows done, number of rows).
 
     Returns:
         One dict per planner with ``solver``, the `FIGURES` (None if nothing was planned, see `Planner.refusal`), ``n_solved``
@@ -112,7 +112,7 @@ def _line(name: str, planner: Planner, posed: Problem, shared: Comparison, *, ho
 
 
 def _with_homes(home: HomeSolver, problem: Problem) -> Problem:
-    """Returns the problem with the homes that a home level chooses. It is the same object if no expert moves."""
+    """Returns the problem with homes chosen by a home level. It is the same object if no expert moves."""
     home_LE = home.solve(problem)
     return problem if np.array_equal(home_LE, problem.home_LE) else replace(problem, home_LE=home_LE)
 

@@ -154,7 +154,7 @@ class Planner:
             key: Position of the plan in training. Defaults to step 0 of the problem's stage.
             history_LE: Load of an earlier step for foresight "previous", int32 [L, E].
             num_threads: Number of planning threads. Defaults to all cores.
-            progress: Function that is called with (rows done, number of rows).
+            progress: Callback that gets (rows done, number of rows).
             cancel: Event that stops planning early when it is set.
 
         Returns:

@@ -47,8 +47,8 @@ def with_quotas(
     """Returns the placement with quotas from `split`. Redundant slots without pairs become empty (canonical form).
 
     Args:
-        copied: Whether weights are copied before the load is known. If so, every replica gets at least one pair if its expert has
-            any, so that the plan contains all copies that were made.
+        copied: Whether weights are copied before the load is known. Every replica whose expert has pairs then gets at least one
+            of them, so that the plan contains all copies that were made.
     """
     expert_NGS = placement.expert_NGS
     quota_NGS = quotas_of(split, problem, expert_NGS)
@@ -106,7 +106,7 @@ def pack_that_ran(pack: PackSolver, problem: Problem) -> PackSolver:
 
 
 def require_decided(home: HomeSolver, problem: Problem) -> None:
-    """Raises InputError if `home` has not run. This is so if homes are still in order although `home` would move experts."""
+    """Raises InputError if `home` has not run, that is, if homes are still in order although `home` would move experts."""
     if home == Keep() or (problem.home_LE != np.arange(problem.E)).any():
         return
     moved = int((home.solve(problem) != problem.home_LE).sum())

@@ -21,10 +21,10 @@ class Cost(ArrayValue):
     """Costs in seconds, by part. All parts have the same shape ([], [N] or [M, L]) and sum to `total_s`.
 
     Attributes:
-        window_s: Compute time of the slowest rank before the experts (mostly attention), summed over all passes.
-        dispatch_s: Time in which the busiest rank sends tokens to the experts, summed over all passes.
-        compute_s: Time in which the slowest rank computes its experts, summed over all passes.
-        combine_s: Time in which the busiest rank sends the outputs of experts back, summed over all passes.
+        window_s: Time of attention and other work before the experts on the slowest rank, summed over all passes.
+        dispatch_s: Time that the busiest rank takes to send tokens to the experts, summed over all passes.
+        compute_s: Time that the slowest rank takes to compute its experts, summed over all passes.
+        combine_s: Time that the busiest rank takes to send the outputs of experts back, summed over all passes.
         transfer_s: Time of exposed weight copies, plus the compute time that is lost to copies.
         gradient_s: Time of exposed gradient returns from replicas, plus the compute time that is lost to them.
     """

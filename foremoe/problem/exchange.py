@@ -30,7 +30,7 @@ class PairPrices(NamedTuple):
 def pair_prices(model: Model, cluster: Cluster) -> PairPrices:
     """Returns the prices of an exchange of tokens whose sources and experts are spread evenly over ranks.
 
-    With ``"node"`` dispatch, a token is sent once to every node and once to every rank that serves it (see `reached`). To serve
+    With ``"node"`` dispatch, a token is sent once to every node and once to every rank that serves it (see `reached`). Serving
     one of its pairs nearby saves a message only if the far node or rank serves no other pair of that token.
     """
     G = cluster.num_ranks

@@ -70,7 +70,7 @@ class Rerouted:
         whole(self.seed, "seed of Rerouted", 0)
 
     def counts(self, load_MLGE: Array, num_topk: int) -> Array:
-        """Returns counts of changed routing, int32 [M, L, G, E], for given counts. Every source keeps its number of pairs."""
+        """Returns counts of changed routing (int32 [M, L, G, E]) for given counts. Every source keeps its number of pairs."""
         out_MLGE = load_MLGE.astype(np.int64)
         for m, load_LGE in enumerate(out_MLGE):
             rng = np.random.default_rng([self.seed, m])

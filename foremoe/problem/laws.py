@@ -43,7 +43,7 @@ class Violations:
 
 
 def slot_violations(expert_NGS: Array, shape: tuple[int, ...], num_experts: int, num_layers: int) -> list[PlanError]:
-    """Returns violations with which compiled code would read out of bounds. Compiled code does not check slots itself."""
+    """Returns violations that would make compiled code read out of bounds. Compiled code does not check slots itself."""
     found = Violations(num_layers)
     if not isinstance(expert_NGS, np.ndarray):
         found.add("slots", f"expert_NGS must be an array of integers; got {type(expert_NGS).__name__}.")

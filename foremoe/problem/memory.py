@@ -133,7 +133,7 @@ def buffer_bytes(problem: Problem, redundant: int) -> int:
 
 
 def fit(problem: Problem, placement: Placement, *, trainer: Trainer | None = None) -> Fit:
-    """Checks whether the fullest rank fits, with and without recomputing single layers. Arguments are those of `rank_memory`."""
+    """Checks whether the fullest rank fits, with and without recomputing single layers. Takes the arguments of `rank_memory`."""
     memory = rank_memory(problem, placement, trainer=trainer)
     peak, again = int(memory.peak_G.max()), None
     if problem.schedule.trains and not problem.schedule.reforward:
@@ -177,7 +177,7 @@ def pair_activation_bytes(model: Model) -> float:
 def token_activation_bytes(model: Model) -> float:
     """Returns the bytes that one token keeps for the backward pass of a layer, without the bytes of its pairs.
 
-    These are the inputs of attention, of its norm, of the second norm and of the router. Flash attention also keeps the queries
+    These are the inputs of attention, its norm, the second norm and the router. Flash attention also keeps the queries
     and the output. Keys and values are left out, because they have fewer heads.
     """
     return model.bytes_per_activation * (4 * model.hidden_size + model.num_heads * (model.qk_head_dim + model.v_head_dim))

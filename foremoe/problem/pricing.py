@@ -81,7 +81,7 @@ def row_objective(problem: Problem, placement: Placement) -> Array:
 
 
 def price(problem: Problem, placement: Placement) -> Cost:
-    """Returns the predicted seconds of every row of a placement, [N], whatever the objective of the problem.
+    """Returns the predicted seconds of every row of a placement, [N], regardless of the problem's objective.
 
     Example:
         >>> static = foremoe.price(problem, problem.static())

@@ -70,9 +70,10 @@ class Problem(ArrayValue, Derived):
         replicas: Ranks that may hold a replica: ``"any"`` rank, or only ranks in the ``"node"`` of its home.
         home_LE: Home slot g*B + b of every expert, int32. The entries of a layer are a permutation.
         load_MLE: Number of (token, expert) pairs of each expert, int32.
-        load_MLGE: Number of pairs of each expert by source rank, int32. If None, dispatch is priced as if all ranks sent equally
-            many.
-        tokens_MG: Number of tokens per source rank, int32. If None, the cost model has no compute before the experts.
+        load_MLGE: Number of pairs of each expert by source rank, int32. If None, dispatch is priced as if all ranks sent the same
+            number of pairs.
+        tokens_MG: Number of tokens per source rank, int32. If None, the cost model omits attention and other work before the
+            experts.
         attention_MG: Sum of squared sequence lengths per source rank, float64, or None.
         moe_layer_L: Indices of the planned layers among all layers of the model, int32.
         trace_id: Id of the trace that the load comes from, or an empty string.
@@ -85,7 +86,7 @@ class Problem(ArrayValue, Derived):
             samples.
 
     Raises:
-        InputError: An array has a wrong shape, a value is out of range, or sums do not agree.
+        InputError: An array has the wrong shape, a value is out of range, or sums do not agree.
     """
 
     model: Model
@@ -274,7 +275,7 @@ class Problem(ArrayValue, Derived):
         return dataclasses.replace(self, **cut, schedule=self.schedule[micro_steps], routed=None)
 
     def layers(self, indices: Sequence[int], schedule: Schedule | None = None) -> Self:
-        """Returns a problem with only the layers `indices`. `schedule` is required if the present schedule has several chunks."""
+        """Returns a problem with only the layers `indices`. `schedule` is required if the current schedule has several chunks."""
         cut = self.cut_arrays(L=layer_positions(indices, self.L))
         return dataclasses.replace(self, **cut, schedule=self.schedule if schedule is None else schedule)
 

@@ -50,7 +50,7 @@ def row_rates(rates, times, n):
 
 @inner_kernel
 def back_s(out, into, copy_s, gradient_s, rates):
-    """Returns the seconds of a backward pass for which the busier direction of a rank's link is busy.
+    """Returns how many seconds of a backward pass the busier direction of a rank's link is busy.
 
     `out` is the number of replicas that other ranks hold of this rank's experts, and `into` the number of replicas on this rank.
     Gradients flow against weights, so a rank sends the weights of its own experts and the gradients of its replicas.
@@ -68,7 +68,7 @@ def add_copies(num, home, rank, node_G, fan_4G):
 
 @inner_kernel
 def busiest_s(fan_4G, rates):
-    """Returns the seconds for which the busiest link works in forward and in backward passes. `add_copies` fills `fan_4G`."""
+    """Returns how many seconds the busiest link works in forward and in backward passes. `add_copies` fills `fan_4G`."""
     forward_s, backward_s = 0.0, 0.0
     for g in range(fan_4G.shape[1]):
         out, into, far_out, far_into = fan_4G[0, g], fan_4G[1, g], fan_4G[2, g], fan_4G[3, g]
@@ -105,7 +105,7 @@ def _free_fan(copy_s, gradient_s, rates):
 
 @inner_kernel
 def free_fans(rates):
-    """Returns the number of copies to or from one rank that overlap fully with compute, for peer links and for RDMA links."""
+    """Returns how many copies to or from one rank overlap fully with compute, over peer links and over RDMA links."""
     return (
         _free_fan(rates.copy_peer_s, rates.gradient_peer_s, rates),
         _free_fan(rates.copy_rdma_s, rates.gradient_rdma_s, rates),

@@ -61,7 +61,7 @@ def plan_job(
         history_LE: Load of an earlier step in all layers, as in `Planner.plan`.
         trainer: Settings of the training around the stage, as in `simulate_systems`.
         num_threads: Number of planning threads. Defaults to all cores.
-        progress: Function that is called with the name of the part, the number of rows done and the number of all rows.
+        progress: Callback that gets (name of the part, rows done, number of rows).
 
     Raises:
         InputError: The planner moves homes, or there are more pipeline ranks than layers.

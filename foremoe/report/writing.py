@@ -52,9 +52,9 @@ def write_report(
         advice: Result of `foremoe.advise` for the original problem.
         source: Short description of the origin of the load.
         date: Date to show on the page. By default, the page shows no date.
-        command: Command to show on the page, with which the page can be written again. By default, the page shows no command.
-        posed: The problem before a home level moved any experts. It is used for the figures of static placement. Defaults to
-            `problem`.
+        command: Command that writes the page again, to show on the page. By default, the page shows no command.
+        posed: The problem before a home level moved any experts. The page computes the figures of static placement from it.
+            Defaults to `problem`.
         moves_s: Time in seconds to move experts to their new homes before the stage.
         trainer: Settings of the training around the stage, as in `rank_memory`.
 
@@ -144,7 +144,7 @@ def _block(
 
 
 def _planner_name(text: str) -> str:
-    """Returns the name of the strategy with this repr, which says more in fewer words, or the repr itself."""
+    """Returns the name of the strategy with this repr, which is shorter, or the repr itself if no strategy has it."""
     names = {repr(planner): name for name, planner in STRATEGIES.items()}
     shuffled = {repr(planner.using(AsGiven(shuffle=True))): f"{name}, sequences shuffled" for name, planner in STRATEGIES.items()}
     return (shuffled | names).get(text, text)

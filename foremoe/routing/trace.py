@@ -183,7 +183,7 @@ class RoutingTrace(ArrayValue):
                 sizes = f"trace {i} has (layers, top-k, experts) {shape} but trace 0 has {want}"
                 raise InputError(f"{sizes}; concatenate traces of one model.")
             if (part.moe_layer_L != first.moe_layer_L).any():
-                raise InputError(f"trace {i} has other layer numbers than trace 0; concatenate traces of the same layers.")
+                raise InputError(f"trace {i} and trace 0 have different layer numbers; concatenate traces of the same layers.")
         known = [np.ones(p.T, bool) if p.known_T is None else p.known_T for p in parts]
         joined = cls.join_arrays(parts, "T") | cls.join_arrays(parts, "Q") | {"known_T": np.concatenate(known)}
         source = " + ".join(dict.fromkeys(p.source for p in parts if p.source))

@@ -169,7 +169,7 @@ class ReplayedRows(Compared):
         self._end_NS = torch.from_numpy(num_NS.cumsum(1, dtype=np.int32)).to(self._device).unbind()
 
     def route(self, micro_step: int, layer: int, shape: torch.Size) -> tuple[torch.Tensor, Route] | None:
-        """Returns the experts of a row, int32 [T, K], and its route. Returns None on all ranks if the row must exchange counts.
+        """Returns the experts of a row (int32 [T, K]) and its route. Returns None on all ranks if the row must exchange counts.
 
         Args:
             shape: Shape [T, K] of the routing that the layer received.
@@ -214,7 +214,7 @@ class ReplayedRows(Compared):
 
 
 def require_shape(micro_step: int, layer: int, shape: torch.Size, given: tuple[int, ...]) -> None:
-    """Raises an InputError if a layer received routing of another shape than the routing given before the stage."""
+    """Raises an InputError if a layer received routing whose shape differs from that of the routing given before the stage."""
     if shape != given:
         told = f"micro-step {micro_step}, layer {layer} has routing {list(shape)} and was given {list(given)}"
         raise InputError(f"{told} before the stage; give it the routing that layers get, or leave the row out.")

@@ -4,7 +4,7 @@ Copies and gradient returns that become possible with a use start after the last
 the first exchange and before their experts.
 
 Each class of links has one clock for copies, which stops while an exchange occupies the class. Exchanges therefore have priority
-on a link, and copies use the remaining time. On one link, copies run one after another in the order in which they are needed.
+on a link, and copies use the remaining time. On one link, copies run one after another, in the order of need.
 """
 
 import numpy as np
@@ -149,13 +149,13 @@ def _slowest(begin_G, took_G):
 
 @kernel
 def _behind(link, state):
-    """Returns how many seconds the clock of a link class is behind the time."""
+    """Returns how many seconds the clock of a link class is behind the simulated time."""
     return 0.0 if link == _HOST else state.clock[PEER_CLOCK] if link == _PEER else state.clock[RDMA_CLOCK]
 
 
 @kernel
 def _send(ready, src, dst, link, took, stage, state):
-    """Puts a copy on its links. Returns its start time."""
+    """Schedules a copy on its links and returns its start time."""
     if link == _HOST:
         start = max(ready, state.host_G[dst])
         state.host_G[dst] = start + took

@@ -38,7 +38,7 @@ def simulate_foresight(
 
         * ``foresight``: name of the entry,
         * ``copy_bytes``: bytes of the weights and gradients of replicas that one EP group sends in the stage,
-        * ``plan_cpu_s``: CPU seconds of planning one group on this machine,
+        * ``plan_cpu_s``: CPU seconds for planning one group on this machine,
         * ``plan_exposed_s``: exposed seconds of planning (see `exposed_planning`),
         * ``net_speedup_vs_static``: speed-up of the stage over static placement if exposed planning is part of its time.
 
@@ -85,7 +85,7 @@ def planning_figures(row: Mapping[str, Any], view: Foresight | None, groups: Seq
 
 
 def exposed_planning(view: Foresight, cpu_s: float, timeline_s: float, problem: Problem) -> float:
-    """Returns the seconds of planning that do not overlap with execution. All micro-steps are assumed to take equally long.
+    """Returns how many seconds of planning do not overlap with execution. All micro-steps are assumed to take equally long.
 
     A micro-step is planned while the previous one runs. With foresight ``"previous"``, planning can begin only after the forward
     pass of the previous micro-step. Planning then overlaps only with the backward pass, and in the recompute stage it does not

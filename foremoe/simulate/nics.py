@@ -7,7 +7,7 @@ from foremoe.base.compiled import kernel
 
 @kernel
 def add_row(n, peer_2G, rdma_2G, rows, seconds_2, nic_2Y, total_2G):
-    """Writes the seconds for which the busiest rank and NIC of row `n` work, and adds the row's weighted traffic to `total_2G`.
+    """Writes how many seconds the busiest rank and NIC of row `n` work, and adds the row's weighted traffic to `total_2G`.
 
     `seconds_2` has the seconds that one pair or message takes, by link class. `nic_2Y` is scratch space.
     """

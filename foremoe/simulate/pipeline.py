@@ -58,7 +58,7 @@ def run_passes(schedules: Sequence[Schedule], run_pass: Callable[[int, int, int,
 
     Args:
         schedules: Schedules of the ranks in order, as in `pipeline_problems`.
-        run_pass: Function that is called with (rank, position of its pass, chunk of the model, end of the awaited pass
+        run_pass: Callback that gets (rank, position of its pass, chunk of the model, end of the awaited pass
             or None) and returns the end of the pass. Ends are in seconds.
 
     Raises:

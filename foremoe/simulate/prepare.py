@@ -24,7 +24,7 @@ from foremoe.simulate.traffic import Exchange, exchange
 
 
 def stage_inputs(problem: Problem, plan: Plan, uses: Uses, plan_s: float, share_links: bool) -> tuple[Stage, Array]:
-    """Returns the `Stage`, and the seconds for which exchanges keep each of `LINKS` busy in the whole stage, float64 [W, G]."""
+    """Returns the `Stage`, and how many seconds exchanges keep each of `LINKS` busy in the whole stage, float64 [W, G]."""
     model, cluster = problem.model, problem.cluster
     row_U = uses.micro_step_U.astype(np.int64) * problem.L + uses.layer_U
     is_backward_U = uses.phase_U == Phase.BACKWARD
@@ -62,9 +62,9 @@ def stage_inputs(problem: Problem, plan: Plan, uses: Uses, plan_s: float, share_
 
 
 def _window_seconds(problem: Problem, compute_NG: Array, back_NG: Array, sent: Exchange) -> Array:
-    """Returns the seconds before the experts, including waits for a host that is slower than the layers, float64 [M, G].
+    """Returns the window in seconds, including waits for a host that is slower than the layers, float64 [M, G].
 
-    The host's queue averages over layers, so the mean layer of a micro-step counts.
+    The host's queue evens out differences between layers, so the average layer of a micro-step counts.
     """
     window_MG, cluster = window_seconds(problem), problem.cluster
     if not cluster.host_layer_s:

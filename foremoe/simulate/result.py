@@ -18,7 +18,7 @@ class Parts:
     """Time of a stage in seconds, divided by what the slowest rank does. The parts add up to the length of the stage.
 
     Attributes:
-        window_s: Time of work before the experts, mostly attention, on the slowest rank.
+        window_s: Time of attention and other work before the experts, on the slowest rank.
         dispatch_s: Time of sending tokens to the experts.
         compute_s: Time of expert compute on the slowest rank.
         combine_s: Time of sending the outputs of experts back.
@@ -80,7 +80,7 @@ class Simulation(ArrayValue):
         return_dst_A: Home rank of every returned gradient.
         return_start_A: Time at which every gradient return starts.
         return_end_A: Time at which every gradient return arrives.
-        link_busy_WG: Time in seconds for which each of `LINKS` is busy, including exchanges.
+        link_busy_WG: Time in seconds that each of `LINKS` is busy, including exchanges.
     """
 
     micro_step_U: Array = array(np.int32)

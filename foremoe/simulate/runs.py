@@ -55,7 +55,7 @@ class Gain:
     def __str__(self) -> str:
         digits = max(0, 2 - math.floor(math.log10(max(self.static_s, 1e-9))))  # three significant ones of the largest
         static, planned, even = (f"{stage_s:.{digits}f} s" for stage_s in (self.static_s, self.planned_s, self.balanced_s))
-        seconds = f"{static} at home, {planned} by plan, {even} with even routing"
+        seconds = f"{static} at home, {planned} with the plan, {even} with even routing"
         return f"simulated stage: {self.speedup:.2f}x ({seconds}; {self.standing})"
 
 

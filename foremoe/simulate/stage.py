@@ -34,7 +34,7 @@ def simulate(
         problem: Problem with counts by source rank.
         plan: Plan of this problem. If the plan moves homes, its copies take no time, because such plans are rated only by their
             balance.
-        prefetch: Maximum number of uses by which a copy may start ahead, as in `Engine`.
+        prefetch: How many uses ahead a copy may start at most, as in `Engine`.
         known: "rollout" if the plan is known before the stage. "router" if the load of a layer is known only after its router has
             run, so that planning and the copies for the forward pass are exposed.
         plan_s: Time in seconds of exposed planning per forward pass of a layer.
@@ -103,7 +103,7 @@ class StageRun:
         share_links: bool = True, full_stores: bool = False,
     ) -> None:  # fmt: skip
         if plan.load_MLE.shape != problem.load_MLE.shape or (plan.load_MLE != problem.load_MLE).any() or plan.G != problem.G:
-            raise InputError("the plan was made for another load than the problem's; simulate the plan of this problem.")
+            raise InputError("the plan's load differs from the problem's; simulate the plan of this problem.")
         if prefetch < 0 or plan_s < 0:
             raise InputError(f"prefetch and plan_s must be at least 0; got {prefetch} and {plan_s}.")
         if known not in ("rollout", "router"):

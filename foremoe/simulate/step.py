@@ -39,7 +39,7 @@ def head_seconds(problem: Problem) -> Array:
 
 
 def reduction_seconds(problem: Problem, trainer: Trainer) -> float:
-    """Returns the seconds in which ranks that hold the same parameters reduce gradients and gather new weights.
+    """Returns the seconds that ranks with the same parameters take to reduce gradients and gather new weights.
 
     Gradients are reduce-scattered and weights are all-gathered. Among n ranks, each of these operations sends (n - 1)/n of the
     bytes. Experts are reduced between EP groups (n is `trainer.data_parallel`), and every rank uses its own NIC. All other
@@ -62,7 +62,7 @@ def reduction_seconds(problem: Problem, trainer: Trainer) -> float:
 
 
 def optimizer_seconds(problem: Problem, trainer: Trainer) -> float:
-    """Returns the seconds in which one rank's optimizer reads and writes state, gradients and weights at memory bandwidth.
+    """Returns the seconds that a rank's optimizer takes to read and write state, gradients and weights at memory bandwidth.
 
     Returns 0 in the recompute stage, if the state is in host memory, or if the memory bandwidth of the cluster is not known.
     """

@@ -42,7 +42,7 @@ class System:
         planner: Planner, which may have a home level. Its pack level is ignored, because groups are already packed.
         known: When loads are known: "rollout" or "router", as in `simulate`.
         plan_s: Time in seconds of exposed planning per forward pass of a layer, as in `simulate`.
-        prefetch: Maximum number of uses by which a copy may start ahead, as in `simulate`.
+        prefetch: How many uses ahead a copy may start at most, as in `simulate`.
         changes: New values for fields of the problem (``replicas``, ``redundant``, ``slot_depth``).
         even: Whether routing is forced to be even. The planner is then not used.
     """
@@ -93,8 +93,9 @@ def simulate_systems(
         history_LE: Load of an earlier step, as in `compare`, or one array for each group.
         trainer: Optimizer, number of EP groups and time outside the stage. Defaults to a `Trainer` with the number of `groups`.
         num_threads: Number of planning threads. Defaults to all cores.
-        progress: Function that is called with (system, groups done, number of groups).
-        keep: Dict with names of systems, which gets the plan and the simulation of each pipeline rank of their first group.
+        progress: Callback that gets (system, groups done, number of groups).
+        keep: Dict, keyed by names of systems, to be filled with the plan and the simulation of each pipeline rank of the first
+            group.
 
     Returns:
         One dict per system. Figures cover all micro-steps. A micro-step without history has the static placement. If a system

@@ -18,7 +18,7 @@ from foremoe.problem.problem import Problem
 
 
 def counted_messages(problem: Problem, plan: Plan) -> tuple[Array, Array]:
-    """Returns the numbers of messages over peer links and over RDMA that leave and reach every rank in one dispatch of a row.
+    """Counts the messages that every rank sends and receives in one dispatch of a row, over peer links and over RDMA.
 
     Both arrays are int32 [N, 2, G]. As in `foremoe.runtime.remap`, the tokens of a source that chose an expert are sent to the
     expert's slots in order.
@@ -109,7 +109,7 @@ def _count_rows(source, rows, low, high):
 
 @inner_kernel
 def _send(n, source, rank_K, rows):
-    """Adds the messages of a token to these ranks. In other nodes, the first rank of the node that gets it sends it on."""
+    """Adds the messages of a token to these ranks. In other nodes, the first rank that gets it forwards it."""
     here, peer_2G, rdma_2G = rows.node_G[source], rows.peer_N2G[n], rows.rdma_N2G[n]
     for k in range(rank_K.size):
         g, v = rank_K[k], rows.node_G[rank_K[k]]

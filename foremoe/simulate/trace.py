@@ -35,9 +35,9 @@ class _Arrival(NamedTuple):
 def trace(runs: Mapping[str, tuple[Plan, Simulation]]) -> TraceEvents:
     """Combines simulated stages into one timeline for Perfetto.
 
-    Each entry of `runs` becomes a group with one track per rank. Tracks below that of a rank show the weights and gradients that
-    the rank receives. Counters of the group show the skew of the layer that runs, and the bytes of weights and gradients in
-    flight.
+    Each entry of `runs` becomes a group with one track per rank. The tracks below a rank's own track show the weights and
+    gradients that the rank receives. Counters of the group show the skew of the layer that runs, and the bytes of weights and
+    gradients in flight.
 
     Args:
         runs: Plans and simulations, keyed by name, such as ``{"static": (plan, simulation), "planned": ...}``. Each rank of a
@@ -107,7 +107,7 @@ class _Run:
         return found
 
     def _link(self, arrivals: list[_Arrival], at: tuple[int, int], tid: int, title: str, rank: int) -> int:
-        """Writes one link of one rank, on as many tracks as arrivals overlap. Returns the next free track."""
+        """Writes one link of one rank, on separate tracks if arrivals overlap. Returns the next free track."""
         s = self.simulation
         arrivals.sort()
         level_X = levels([(one.start_s, one.end_s) for one in arrivals])

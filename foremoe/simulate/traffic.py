@@ -1,4 +1,4 @@
-"""Times for which the exchanges of every row keep links busy, by link class."""
+"""Computes how long the exchanges of every row keep links busy, by link class."""
 
 from typing import NamedTuple
 

@@ -170,7 +170,7 @@ def batches(draw: st.DrawFn, *, max_sequences: int = 24, max_groups: int = 3) ->
 
 
 class PackSolverTests:
-    """Tests that a `PackSolver` assigns every sequence once, keeps limits and groups, and is pure and deterministic.
+    """Tests that a `PackSolver` assigns every sequence once, respects limits and groups, and is pure and deterministic.
 
     Attributes:
         solver: Solver to test.

@@ -31,7 +31,7 @@ START_S = 120.0  # importing torch on a busy machine takes long
 
 
 class RankDied(RuntimeError):
-    """Error for a rank that died, or had to be killed, before it returned a result."""
+    """Raised if a rank died, or had to be killed, before it returned a result."""
 
 
 def run_threads(

@@ -73,7 +73,7 @@ def many_row_problem(num_rows: int) -> Problem:
 
 
 def _fill(problem: Problem, layer: int, expert_GS: Array, rng: np.random.Generator, density: float) -> None:
-    """Puts random experts that may be copied there into the redundant slots of a row."""
+    """Fills a row's redundant slots with random experts that may be copied to them."""
     home_rank_E, node_G = problem.home_LE[layer] // problem.B, problem.cluster.node_of_rank_G
     for g in range(problem.G):
         allowed_E = home_rank_E != g

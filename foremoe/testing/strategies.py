@@ -53,7 +53,7 @@ def models(draw: st.DrawFn, *, num_experts: int | None = None) -> Model:
 
 @st.composite
 def clusters(draw: st.DrawFn, *, min_ranks: int = 1, max_ranks: int = 6, symmetric: bool = False) -> Cluster:
-    """Draws clusters with nodes of any sizes and ranks in any order.
+    """Draws clusters with nodes of any size and ranks in any order.
 
     If `symmetric` is True, all nodes have the same size and ranks are in order.
     """

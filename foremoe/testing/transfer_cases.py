@@ -76,7 +76,7 @@ class TransferCase:
 
 
 class Memory:
-    """`Buffers` of one rank. Between tensors are gaps that must not be written. `expected` is the required content of the memory.
+    """`Buffers` of one rank. The gaps between tensors must not be written to. `expected` is the required content of the memory.
 
     Home weights are in a separate block of memory, which moves with every second version of the weights.
     """
@@ -111,7 +111,7 @@ class Memory:
         return contents.to(self._device, copy=True)
 
     def contents(self) -> torch.Tensor:
-        """Returns the present content of all memory."""
+        """Returns the current content of all memory."""
         return torch.cat([self._homes.cpu(), self._rest.cpu()])
 
     def dtype(self, kind: str) -> torch.dtype:

@@ -225,7 +225,7 @@ def _grown(before: dict[str, int]) -> list[str]:
 
 
 def _holdings() -> dict[str, int]:
-    """Returns the numbers of resources that the process holds, as far as this system shows them."""
+    """Returns the numbers of those resources of the process that this system reports."""
     gc.collect()
     folders = {"open files": "/proc/self/fd", "threads": "/proc/self/task", "files in /dev/shm": "/dev/shm"}
     found = {what: len(os.listdir(folder)) for what, folder in folders.items() if os.path.isdir(folder)}

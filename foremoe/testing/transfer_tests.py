@@ -79,7 +79,7 @@ class TransferTests:
     Attributes:
         backend: Backend to test, as a name that `resolve_backend` knows or as an instance, which is copied for every rank.
         in_process: Whether ranks are threads, with a `ThreadGroup`. If False, they are processes, with a `TorchGroup` over gloo.
-        ranks: Numbers of ranks with which to run the tests. At least one must be above 1.
+        ranks: Numbers of ranks to run the tests with. At least one must be above 1.
         device: Device whose memory is used. Defaults to the GPU if there is one. All ranks use the same GPU.
         timeout_s: Timeout in seconds of waits that should succeed.
     """

@@ -138,7 +138,7 @@ class BackendSet:
         return np.array([numbers[0] if numbers else NONE for numbers in serving])
 
     def publish(self, plan: Plan, programme: Programme, route_C: Array, position: int, version: int) -> None:
-        """Publishes the experts that will be pulled for uses from `position` on. `route_C` is each copy's backend. Collective."""
+        """Publishes experts to be pulled from the use at `position` on. `route_C` is each copy's backend. Collective."""
         one_sided = np.array([x.one_sided for x in self.backends])
         pulled_C = (programme.need_C >= position) & (route_C != NONE) & one_sided[route_C]
         for b, backend in enumerate(self.backends):
@@ -203,7 +203,7 @@ class BackendSet:
         return weights if self.return_backend() != NONE else f"{weights}, and none for gradients: updates run at home placement"
 
     def close(self) -> None:
-        """Closes all backends, whatever their state. It may be called twice."""
+        """Closes all backends, in any state. It may be called twice."""
         self._closing.close()
 
 

@@ -133,7 +133,7 @@ class TransferBackend(abc.ABC):
         """
 
     def advance(self, position: int) -> None:  # noqa: B027 (nothing to do is a good default)
-        """Finishes those parts of this rank's background work that the next use, at `position`, needs.
+        """Finishes the part of this rank's background work that the next use, at `position`, depends on.
 
         The engine calls it before every use of a plan, even if no copy starts. It never raises.
         """

@@ -128,7 +128,7 @@ class Carrier:
         return [self.backends.names[b] for b in lost]
 
     def close(self) -> None:
-        """Closes all backends, whatever their state."""
+        """Closes all backends, in any state."""
         self._batches, self._batch_C = [], {}
         self.backends.close()
 
@@ -200,7 +200,7 @@ class Carrier:
         return Copy(c, layer, expert, HOST if backend.links == {Link.HOST} else rank, dst, src, into)
 
     def _wait(self, batch: Batch, stream: SideStream | None = None) -> bool:
-        """Waits for a batch on a side stream, by default that of starts. Returns whether its copies are done. Stores failures."""
+        """Waits for a batch on a side stream, by default the one that starts copies. Returns whether the copies are done."""
         if not batch.done and batch.error is None:
             try:
                 timeout_s = _LAST_CALL_S if batch.backend in self.backends.sick else self.timeout_s

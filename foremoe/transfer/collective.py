@@ -22,7 +22,7 @@ _LINGER_S = 10.0  # time that `close` gives copies that still run on the GPU
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Messages:
-    """Copies in flight, which keep their tensors alive, and one work per message, or on a GPU one work for all messages."""
+    """Copies in flight, which keep their tensors alive, and torch's work handles: one per message, or one in all on a GPU."""
 
     copies: tuple[Copy, ...]
     works: tuple[tuple[int, Any], ...]  # (rank at the other end, or -1 for all, work)

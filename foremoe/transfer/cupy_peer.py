@@ -28,7 +28,7 @@ _NUM_STREAMS = 4  # for parallel copies from different GPUs; more streams than c
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Pulls:
-    """Copies in flight, which keep their destinations alive, with their version and the events at their ends."""
+    """Copies in flight, which keep their destinations alive, with the weights' version and the events that end them."""
 
     copies: tuple[Copy, ...]
     version: int
@@ -282,7 +282,7 @@ def _allocation(pointer: int) -> tuple[int, int]:
 
 
 class _NotShareable(TransferError):
-    """Error for an expert in memory that other processes cannot open."""
+    """Raised for an expert in memory that other processes cannot open."""
 
 
 def _not_shareable(key: Key, why: str) -> TransferError:

@@ -118,7 +118,7 @@ def exchange(
 
 
 class FillError(TransferError):
-    """Error for published experts that are missing because a rank did not write its part of the host stores."""
+    """Raised if published experts are missing because a rank did not write its part of the host stores."""
 
 
 class Filling(threading.Thread):
@@ -156,7 +156,7 @@ class Filling(threading.Thread):
             self._proceed(_END)
 
     def passed(self, position: int) -> None:
-        """Waits until this rank has written the experts that uses up to `position` need, or has failed to write them."""
+        """Waits until this rank has written, or failed to write, all experts that are needed up to the use at `position`."""
         with self._changed:
             self._changed.wait_for(lambda: self._due > position)
 

@@ -40,11 +40,11 @@ class HostStore:
     ranks. The ranks need not agree on anything else.
 
     The store consists of equally large places, each for one expert. A place has three stamps in the shared memory: the version
-    whose writing has begun, the version whose writing is done, and a checksum of evenly sampled bytes. A reader calls `read`,
-    which reads the second stamp and copies, and then `check`, which reads the other two stamps. This detects concurrent writes,
-    unfinished writes and wrong versions. It also detects bytes that were overwritten by something else, unless they lie between
-    two sampled bytes. Each version of an entry is written only once. A reader may come before the writer and can ask `version`
-    whether an entry is complete.
+    last begun, the version last completed, and a checksum of evenly sampled bytes. A reader calls `read`, which reads the second
+    stamp and copies, and then `check`, which reads the other two stamps. This detects concurrent writes, unfinished writes and
+    wrong versions. It also detects bytes that were overwritten by something else, unless they lie between two sampled bytes. Each
+    version of an entry is written only once. A reader may come before the writer and can ask `version` whether an entry is
+    complete.
 
     The file must be open and writable. It gets its size here and may be closed afterwards. Memory is page-locked for DMA to GPUs
     of this process. Raises TransferError if there is not enough memory or if it cannot be page-locked.

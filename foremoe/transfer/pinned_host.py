@@ -40,11 +40,11 @@ class PinnedHost(TransferBackend):
     """Pulls experts from the host store of the rank's own node, without using another rank or its links.
 
     The store holds only experts that plans send over the host link. `publish` makes room for them and returns. A thread then
-    writes them in the order in which uses need them. Each expert is written once per node: by its home rank or, if the home is on
-    another node, by the first rank that reads it. Traffic between nodes uses a separate process group, with NCCL if the EP group
-    has it and with gloo otherwise. A pull waits only for its own expert. `advance` waits until this rank has written its part for
-    the next use, so that the thread's copies are never queued behind kernels that wait for them. If a rank cannot write its part,
-    `finish` and pulls of missing experts raise `FillError` on all ranks. This error names the rank, and the next `publish` fills
+    writes them in the order of need. Each expert is written once per node: by its home rank or, if the home is on another node,
+    by the first rank that reads it. Traffic between nodes uses a separate process group, with NCCL if the EP group has it and
+    with gloo otherwise. A pull waits only for its own expert. `advance` waits until this rank has written its part for the next
+    use, so that the thread's copies are never queued behind kernels that wait for them. If a rank cannot write its part, `finish`
+    and pulls of missing experts raise `FillError` on all ranks. This error names the rank, and the next `publish` fills
     everything again.
 
     The store is an unnamed file in /dev/shm, so nothing is left behind even if a process is killed. It does not shrink before
@@ -245,7 +245,7 @@ class PinnedHost(TransferBackend):
         self._filling = Filling(self._fills, steps(fills, bytes_of, _STEP_BYTES), lambda part: self._fill(part, bytes_of, ready))
 
     def _make_room(self, group: Group, new: dict[Key, int], version: int, file: NodeFile) -> None:
-        """Assigns places to new entries, in a larger store if the present one is too small. Collective over all nodes."""
+        """Assigns places to new entries, in a larger store if the current one is too small. Collective over all nodes."""
         kept = sorted((layer, e) for (node, layer, e), v in self._written.items() if node == self._node and v == version)
         old, num_places = self._store, len(kept) + len(new)
         place_bytes = max([old.place_bytes if old is not None else 0, *new.values()])

@@ -26,7 +26,7 @@ class Residency:
 
 
 class SlotContents:
-    """The expert that each buffer of this rank holds, as far as known."""
+    """The expert that each buffer of this rank holds, if known."""
 
     def __init__(self) -> None:
         self.expert_of = dict[int, tuple[int, int]]()  # buffer -> (layer, expert)

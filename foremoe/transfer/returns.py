@@ -109,7 +109,7 @@ class Returns:
             self._settle_oldest()
 
     def expect(self, buffers: Iterable[int]) -> None:
-        """Announces that the present use will add to the gradients in these buffers."""
+        """Announces that the current use will add to the gradients in these buffers."""
         self._stale = list(buffers)
 
     def renew(self) -> None:

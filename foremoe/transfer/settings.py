@@ -25,8 +25,7 @@ class EngineSettings:
 
     Attributes:
         backends: Transfer backends in order of preference, given as instances or names. Defaults to `default_backends`.
-        prefetch: Maximum number of uses by which a copy may start before its own use. It starts later if its buffer is not yet
-            free.
+        prefetch: How many uses ahead of its own use a copy may start at most. It starts later if its buffer is not yet free.
         return_bytes: Maximum size in bytes of the arriving replica gradients that a rank stages at once. A single gradient may be
             larger. A smaller value saves memory but makes ranks wait longer in backward.
         timeout_s: Timeout in seconds for a copy. Messages between ranks have the timeout of the group, which should be longer.

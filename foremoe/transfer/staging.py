@@ -25,8 +25,8 @@ class Piece(NamedTuple):
 class Staging:
     """Experts of one version of the weights, which `put` has copied. Their memory does not change until this version ends.
 
-    The memory comes from cudaMalloc. Other processes can therefore open it whatever allocator torch uses, even if the homes move.
-    The next version reuses the memory if it is large enough.
+    The memory comes from cudaMalloc. Other processes can therefore open it regardless of torch's allocator, even if the homes
+    move. The next version reuses the memory if it is large enough.
 
     Args:
         cuda: CuPy's module for CUDA runtime calls.

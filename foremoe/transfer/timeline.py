@@ -68,7 +68,7 @@ class Log:
         self._lines.append((event, waits))
 
     def events(self) -> list[Event]:
-        """Returns all events in the order in which they were added."""
+        """Returns all events, in the order of their addition."""
         return [event._replace(exposed_s=sum(wait.seconds for wait in waits)) for event, waits in self._lines]
 
 
@@ -79,7 +79,7 @@ class Timeline:
     Attributes:
         begin_s: Duration of `Engine.begin` in seconds.
         wall_s: Seconds from the end of `Engine.begin` to the end of `Engine.end`.
-        events: All events, in the order in which the engine learned that copies had arrived or failed.
+        events: All events, ordered by when the engine learned that copies had arrived or failed.
         fell_back: Rows (micro-step, layer) that ran at home.
         retired: Two-sided backends that the ranks have retired in this stage or in an earlier one.
     """
@@ -109,7 +109,7 @@ class Timeline:
 
     @property
     def exposed_s(self) -> float:
-        """Seconds for which this rank waited for copies."""
+        """Seconds that this rank waited for copies."""
         return sum(event.exposed_s for event in self.events)
 
     @property

@@ -111,7 +111,7 @@ def sum_cells(micro_step_X: Array, rank_X: Array, num_ranks: int, weight_X: Arra
 
 
 def count_tokens(trace: RoutingTrace, micro_step_T: Array, rank_T: Array, num_ranks: int) -> tuple[Array, Array]:
-    """Returns the number of pairs, int32 [M, L, G, E], and of unknown tokens, int64 [M, L], given the assignment of tokens."""
+    """Counts pairs (int32 [M, L, G, E]) and unknown tokens (int64 [M, L]) for a given assignment of tokens."""
     if trace.known_T is not None and not trace.known_T.any():
         cure = "let the rollout engine return routing (docs/recording.md)"
         raise InputError(f"none of the {trace.T} tokens has a known routing, so there is nothing to plan; {cure}.")

@@ -61,10 +61,10 @@ def sample_groups(sample_group_Q: Array | None, num_sequences: int) -> Array:
 class AsGiven(PackSolver):
     """A pack solver that keeps the order of the file, like a trainer that packs only according to the number of tokens.
 
-    The solver uses next-fit. A micro-step ends before the first sequence with which it would exceed num_ranks * tokens_per_rank
-    tokens. In a micro-step, each sequence goes to the rank with the fewest tokens so far. If several ranks have the fewest
-    tokens, it goes to the first of them. One rank may therefore hold more than tokens_per_rank tokens. A sequence longer than the
-    whole budget is a micro-step of its own.
+    The solver uses next-fit. A micro-step ends when the next sequence would bring it above num_ranks * tokens_per_rank tokens. In
+    a micro-step, each sequence goes to the rank with the fewest tokens so far. If several ranks have the fewest tokens, it goes
+    to the first of them. One rank may therefore hold more than tokens_per_rank tokens. A sequence longer than the whole budget is
+    a micro-step of its own.
 
     Attributes:
         shuffle: Whether to shuffle the sequences of each group before packing, with `seed`.

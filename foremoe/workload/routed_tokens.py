@@ -41,7 +41,7 @@ class RoutedTokens(ArrayValue):
             InputError: The workload does not record the micro-steps and ranks of its sequences, or was made from another trace.
         """
         if workload.micro_step_Q is None or workload.rank_Q is None:
-            raise InputError("the workload does not say where its sequences went; deal the trace by Workload.from_trace.")
+            raise InputError("the workload does not say where its sequences went; deal the trace with Workload.from_trace.")
         if workload.trace_id != trace.id or len(workload.rank_Q) != trace.Q:
             raise InputError(f"the workload was dealt from trace {workload.trace_id!r}, not from {trace.id!r}; give that one.")
         micro_step_T, rank_T = (np.repeat(of_Q, trace.seq_len_Q) for of_Q in (workload.micro_step_Q, workload.rank_Q))
@@ -57,7 +57,7 @@ class RoutedTokens(ArrayValue):
         return dataclasses.replace(self, micro_step_T=micro_step_T, rank_T=np.where(mine_T, rank_T, np.int32(0)))
 
     def cells(self, num_micro_steps: int, num_ranks: int) -> tuple[Array, Array]:
-        """Returns token indices ordered by micro-step and rank, int64 [T], and the start of each such cell, int64 [X + 1]."""
+        """Returns token indices ordered by micro-step and rank (int64 [T]), and where each such cell starts (int64 [X + 1])."""
         cell_T = self.micro_step_T.astype(np.int64) * num_ranks + self.rank_T
         cell_T[self.micro_step_T < 0] = num_micro_steps * num_ranks
         order_T = np.argsort(cell_T, kind="stable")

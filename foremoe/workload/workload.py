@@ -29,8 +29,8 @@ _PLAIN = ("num_topk", "stage", "model", "trace_id")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Workload(ArrayValue):
-    """Counts of one EP group in the part of a stage that uses one version of the weights. This is an update mini-batch, or the
-    whole recompute stage.
+    """Counts of one EP group in the part of a stage that runs with one version of the weights. This is an update mini-batch, or
+    the whole recompute stage.
 
     Counts are numbers of (token, expert) pairs, with at most num_topk pairs per token and layer. Pairs may be missing if tokens
     are unknown (see `unknown_ML`), or if the number of tokens was derived from counts.

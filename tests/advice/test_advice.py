@@ -44,7 +44,7 @@ def test_slots_are_taken_while_each_shortens_the_stage_by_a_hundredth() -> None:
     assert speed[last] / speed[chosen.redundant] - 1.0 < 0.01 * (last - chosen.redundant), "the last that was tried did not pay"
     fewer = max(number for number in numbers if number < chosen.redundant)
     assert speed[chosen.redundant] / speed[fewer] - 1.0 >= 0.01 * (chosen.redundant - fewer), "every slot pays"
-    assert str(chosen).startswith(f"slots: R = {chosen.redundant} by a sample of rows (0: 1.00x, 1: ")
+    assert str(chosen).startswith(f"slots: R = {chosen.redundant}, from a sample of rows (0: 1.00x, 1: ")
     assert (chosen.problem.load_MLE is posed("mid").load_MLE) is False and chosen.redundant == chosen.problem.R
 
 

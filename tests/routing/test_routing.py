@@ -317,7 +317,7 @@ def test_concat_and_sequences_refuse_what_does_not_fit():
     for other in (make_trace(L=3), make_trace(K=1), make_trace(E=7)):
         with pytest.raises(InputError, match="concatenate traces of one model"):
             RoutingTrace.concat([trace, other])
-    with pytest.raises(InputError, match="other layer numbers"):
+    with pytest.raises(InputError, match="different layer numbers"):
         RoutingTrace.concat([trace, make_trace(moe_layer_L=[1, 2])])
     with pytest.raises(InputError, match="at least one trace"):
         RoutingTrace.concat([])

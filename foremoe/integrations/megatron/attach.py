@@ -71,7 +71,7 @@ def attach_as(model_chunks: Any, settings: Callable[[], AttachSettings], write: 
 
     Args:
         settings: Function that returns the settings. If it raises an error on one rank, all ranks raise it.
-        write: Function that formats an option of Megatron for error messages, as it is written in the trainer's command.
+        write: Function that formats a Megatron option for error messages, in the syntax of the trainer's command line.
     """
     chunks = list(model_chunks) if isinstance(model_chunks, list | tuple) else [model_chunks]
     return attached_class(chunks, Attached)(chunks, settings, write)
@@ -283,7 +283,7 @@ class Attached:
             layer.enter(self._stage)
 
     def _end(self) -> InputError | None:
-        """Sends all gradients home and takes stock, once. Returns the error, on all ranks, that forbids the step, or None."""
+        """Sends all gradients home and ends the stage, once. Returns, on all ranks, the error that forbids the step, or None."""
         if not self._running:
             return None
         error, self._running = self.job.agree(self._take_stock()), False

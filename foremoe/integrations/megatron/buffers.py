@@ -41,7 +41,7 @@ class MegatronBuffers:
         self._grads: list[Tensors] = []
 
     def prepare(self, stage: str) -> str:
-        """Returns the reason why a stage cannot run while the experts are in their present state, or an empty string.
+        """Returns the reason why a stage cannot run while the experts are in their current state, or an empty string.
 
         Allocates the slots in the first call that finds weights present. During attaching, weights may still be offloaded.
 

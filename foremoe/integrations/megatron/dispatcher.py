@@ -71,8 +71,8 @@ class OverSlots(MoETokenDispatcher):  # type: ignore[misc]
 class SlotDispatcher(OverSlots, MoEAlltoAllTokenDispatcher):  # type: ignore[misc]
     """Dispatches to the S slots of every rank. After routing, a `MoELayer` need not know which logical experts the slots hold.
 
-    In Megatron's own exchange of counts, every rank also reports whether its replicas have arrived. If a replica is missing on
-    any rank, all ranks dispatch this row's tokens to homes instead.
+    Every rank reports whether its replicas have arrived, together with the token counts that Megatron exchanges anyway. If a
+    replica is missing on any rank, all ranks dispatch this row's tokens to homes instead.
     """
 
     def __init__(self, moe: MoELayer, num_slots: int) -> None:
@@ -102,7 +102,7 @@ class SlotDispatcher(OverSlots, MoEAlltoAllTokenDispatcher):  # type: ignore[mis
 
     @contextlib.contextmanager
     def _with_flags(self) -> Iterator[None]:
-        """Adds one number per rank to the gather of counts inside the block."""
+        """Adds one number per rank to Megatron's gather of token counts, inside the block."""
         gather = getattr(token_dispatcher, _GATHER)
         num_counts = self.num_experts
 

@@ -130,8 +130,9 @@ class GroupedExperts(ExpertKind):
 class TransformerEngineExperts(ExpertKind):
     """Experts of a `TEGroupedMLP`, in parameters ``weight0``, ``bias0``, ... of grouped linears, [out, in]. Not yet run on GPUs.
 
-    Base slots run Transformer Engine's kernels. All replicas of a rank run the same module at once, which gets a list of their
-    matrices wherever these are. If weight gradients are fused, the weight gradients of replicas are also summed in float32.
+    Base slots run Transformer Engine's kernels. A single call of Megatron's module runs all replicas of a rank. It gets a list of
+    their matrices, which need not be adjacent. If weight gradients are fused, the weight gradients of replicas are also summed in
+    float32.
     """
 
     def parameters(self, base_slot: int) -> list[torch.nn.Parameter]:
@@ -167,7 +168,7 @@ class TransformerEngineExperts(ExpertKind):
 
 
 def _like(module: torch.nn.Module, **changes: Any) -> Any:
-    """Returns a copy of a module that shares all attributes except `changes` and a `forward` of the instance (foremoe's)."""
+    """Returns a copy of a module that shares all attributes except `changes` and a `forward` that foremoe has replaced."""
     like = copy.copy(module)
     like.__dict__.pop("forward", None)
     like.__dict__.update({"_parameters": dict(module._parameters)} | changes)

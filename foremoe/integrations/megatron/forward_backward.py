@@ -98,7 +98,7 @@ def plan_calls_of(
     """Replaces `get_forward_backward_func` of a trainer's module.
 
     Args:
-        write: Function that formats an option of Megatron for error messages, as it is written in the trainer's command.
+        write: Function that formats a Megatron option for error messages, in the syntax of the trainer's command line.
 
     Returns:
         A function that attaches to a model once. A trainer's adapter calls it when the model is built, so that an unsupported

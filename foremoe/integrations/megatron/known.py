@@ -30,7 +30,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Told:
-    """Known routing of a row: int64 experts [T, K], number of them that routers should choose, holes, and route."""
+    """Known routing of a row: experts (int64 [T, K]), the number of pairs that routers should choose, holes and route."""
 
     topk_TK: torch.Tensor
     num_wanted: int
@@ -65,7 +65,7 @@ class KnownRouting:
             home_slot_E: Home slots of the layer, int64, on the device.
 
         Raises:
-            InputError: The layer received another number of tokens than the known routing has.
+            InputError: The layer's number of tokens differs from that of the known routing.
             TransferError: A replica is missing (`complete` is False), and a known row cannot run at home.
         """
         shape = torch.Size((len(routing_TE), self._num_topk))

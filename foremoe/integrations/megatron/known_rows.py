@@ -100,7 +100,7 @@ class SlottedRow:
     drift: torch.Tensor
 
     def slots_of(self, probs_TE: torch.Tensor, routing_TE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns each token's physical slots, int64 [T, K], and their weights. Unused entries are -1 and 0. Differentiable."""
+        """Returns each token's physical slots (int64 [T, K]) and their weights. Unused entries are -1 and 0. Differentiable."""
         slot_TK = self.of.slot_TK.long()
         probs_TK = probs_TE.gather(1, self.of.expert_TK.long()).masked_fill(slot_TK < 0, 0.0)
         if not len(self.of.hole_I):
@@ -156,7 +156,7 @@ class KnownDispatcher(OverSlots, MoEAlltoAllTokenDispatcher):  # type: ignore[mi
         return Join.apply(*hidden_states, *parts)
 
     def _parts(self) -> tuple[torch.Tensor, ...] | None:
-        """Returns the positions of pairs of base and of redundant slots on arrival, or None if no redundant slot has pairs."""
+        """Returns where base slots' and redundant slots' pairs are among received pairs. None if no redundant slot has pairs."""
         route = self._row.route
         num = sum(route.num_S[: self._num_base])
         return None if num == len(route.by_slot_Y) else route.by_slot_Y.tensor_split([num])

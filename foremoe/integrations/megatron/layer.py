@@ -107,7 +107,7 @@ class SlotLayer:
         return type(self.moe).preprocess(self.moe, hidden_states, probs_TP, routing_TP)
 
     def _compute(self, x_YH: _Rows, num_S: torch.Tensor, probs_Y: _Rows) -> tuple[_Rows, None]:
-        """Computes the experts of this rank's slots, base slots with Megatron's own module, and then redundant slots."""
+        """Computes the experts in this rank's slots: base slots with Megatron's own module, then redundant slots."""
         stage, layer, (m, phase) = self._running(), self.index, self._now
         experts, base = self.moe.experts, self.num_base
         counts = num_S.tolist()

@@ -100,7 +100,7 @@ def require_supported(config: Any, places: Sequence[Place], write: Write | None 
     """Raises an error if a layout is not supported. The error names the option to change.
 
     Args:
-        write: Function that formats an option as it is written in the trainer's command, if there is a trainer.
+        write: Function that formats an option in the syntax of the trainer's command line, if there is a trainer.
 
     Raises:
         InputError: The layout is not supported.
@@ -185,5 +185,5 @@ def _given_or_found(group: Group, cluster: Cluster | None) -> Cluster:
 
 
 def contiguous_homes(num_layers: int, num_experts: int) -> Array:
-    """Returns Megatron's homes, int32 [L, E], in which expert e is at home on rank e // (E/G)."""
+    """Returns Megatron's homes, int32 [L, E]: expert e is at home on rank e // (E/G)."""
     return np.tile(np.arange(num_experts, dtype=np.int32), (num_layers, 1))

@@ -174,7 +174,7 @@ class Planning:
         return found
 
     def _counts(self, work: Any, num_threads: int | None) -> tuple[Array, Array]:
-        """Returns the pairs, int32 [M, L, E], and tokens, int64 [M], of this source."""
+        """Returns this source's pairs (int32 [M, L, E]) and tokens (int64 [M])."""
         rank, num_ranks, num_experts = self.group.rank, self.group.size, int(self.config.num_moe_experts)
         if isinstance(work, Workload):
             if work.load_MLGE.shape[2:] != (num_ranks, num_experts):

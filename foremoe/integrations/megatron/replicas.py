@@ -119,7 +119,7 @@ class Replicas(torch.autograd.Function):
 
 @dataclass(frozen=True, slots=True)
 class _Saved:
-    """Location of a slot's weights or of a view of them, saved instead of the tensor."""
+    """Location of a slot's weights or a view of them. It is saved for backward in place of the tensor."""
 
     slot: int
     tensor: int

@@ -46,8 +46,8 @@ def attached_class(chunks: Sequence[Any], usual: type[Any]) -> type[Any]:
 def experts_to_copy(plan: Plan) -> Array:
     """Returns the expert in every virtual slot, int32 [M, L, G, B]. -1 marks a slot that serves no pairs.
 
-    Megatron adds the gradient of every slot in this table to that of the expert's owner. It overwrites the gradients of slots
-    that received tokens.
+    Megatron adds the gradient of every slot in this table to the gradient at the expert's owner. It overwrites the gradients of
+    slots that received tokens.
     """
     copies_MLGR = np.where(plan.quota_MLGS[..., plan.B :] > 0, plan.expert_MLGS[..., plan.B :], -1)
     table_MLGB = np.full((plan.M, plan.L, plan.G, plan.B), -1, np.int32)
@@ -58,7 +58,7 @@ def experts_to_copy(plan: Plan) -> Array:
 def runtime_experts(
     topk_TK: torch.Tensor, row: Slotted | None, num_base: int, num_slots: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Computes the slot that serves each pair, int16 [T, K], as rank * 2B + b or rank * 2B + B + s. Pairs not in `row` go home.
+    """Computes the slot that serves each pair, int16 [T, K]. Pairs that are not in `row` go home.
 
     The host never waits for the device.
 
@@ -85,7 +85,7 @@ def capacity_factor(quota_MLGS: Array, tokens_MG: Array, num_topk: int, num_base
     """Returns the smallest ``moe_expert_rank_capacity_factor`` that gives every rank enough places, or infinity if none does.
 
     A rank has ``tokens * topk * factor`` places, but never fewer than one for each of its own pairs plus ``alignment - 1`` for
-    each of its 2B experts. The latter are added because the pairs of an expert fill whole blocks.
+    each of its 2B experts. This addition is needed because the pairs of an expert fill whole blocks.
 
     Args:
         alignment: Number of pairs in a block.
@@ -187,7 +187,7 @@ class VirtualStage:
         return self.module.VirtualExpertPlan(table_TK, self._table_MLGB[m, layer])
 
     def _fall_back(self, top_indices: torch.Tensor, workspace: Any) -> Any:
-        """Calls Megatron's planner, which requires equal numbers of tokens on all ranks, or else keeps everything at home."""
+        """Calls Megatron's planner if all ranks have equally many tokens, as it requires. Otherwise, keeps all pairs at home."""
         self.fell_back += 1
         by = "Megatron's planner is used" if self.equal else "tokens stay at home"
         warn_once(_logger, f"{by} where there is no plan: in layers of multi-token prediction, and in rows beyond route_bytes.")

@@ -1,4 +1,4 @@
-"""Metrics of a stage over all ranks of a model copy (the EP groups of its pipeline ranks), and of a step over its stages."""
+"""Metrics, combined over all ranks of a model copy (the EP groups of its pipeline ranks) and over the stages of a step."""
 
 from __future__ import annotations
 

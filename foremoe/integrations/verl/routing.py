@@ -1,4 +1,4 @@
-"""Routing of this rank's tokens in each micro-batch, which rollout or a recording pass has made known."""
+"""Known routing of this rank's tokens in each micro-batch, from rollout or from a recording pass."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ _logger = logging.getLogger(__name__)
 
 
 def override(name: str, value: Any) -> str:
-    """Formats Megatron's option `name` with the value `value` as it is written in veRL's command."""
+    """Formats Megatron's option `name` and its value in the syntax of veRL's command line."""
     own = name in ("expert_tensor_parallel_size", "sequence_parallel")
     return hydra("++actor_rollout_ref.actor.megatron." + ("" if own else "override_transformer_config."))(name, value)
 
@@ -37,8 +37,8 @@ def override(name: str, value: Any) -> str:
 class Session:
     """foremoe's state for one engine, which lives as long as the engine.
 
-    If planning a stage fails on any rank, takes too long, or returns an invalid plan, the stage runs at home on all ranks. This
-    is reported by a warning in the log and by the metric ``foremoe/STAGE/unplanned``.
+    If planning a stage fails on any rank, takes too long, or returns an invalid plan, the stage runs at home on all ranks. A
+    warning in the log and the metric ``foremoe/STAGE/unplanned`` report this.
 
     Args:
         engine: veRL engine that has been initialized. If its router replay is off, the routing recorded by rollout is a hint.

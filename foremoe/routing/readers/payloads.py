@@ -118,7 +118,7 @@ def _from_raw(blob: memoryview, expected: Expected) -> Array:
     guessed = expected.dtype is None and expected.shape is None and dtype.itemsize < 4
     if guessed and array.size > 1 and not array[1 : 1 << 16 : 2].any():
         # The first half of an int32 payload has as many bytes as a whole int16 payload.
-        layout = f"{dtype} of shape {list(shape)} by their number, but look like wider numbers"
+        layout = f"{dtype} of shape {list(shape)}, judging by their number, but look like wider numbers"
         raise InputError(f"{len(blob)} bytes would be {layout}; the payload is truncated, or give dtype.")
     return array.reshape(shape)
 

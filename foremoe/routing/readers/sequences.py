@@ -86,7 +86,7 @@ def parse_routed(item: Any, depth: int = 0) -> Routed:
         return parse_routed({**item, **item["meta_info"], "meta_info": None}, depth + 1)
     if not {"routed_experts", "prompt_routed_experts"} & set(item):
         keys = ", ".join(sorted(str(key)[:20] for key in list(item)[:8]))
-        hint = "; read whole responses by routing.readers.vllm or .sglang" if {"choices", "outputs"} & set(item) else ""
+        hint = "; read whole responses with routing.readers.vllm or .sglang" if {"choices", "outputs"} & set(item) else ""
         raise InputError(f"a dict of routing needs routed_experts, or data with shape and dtype; this one has {keys}{hint}.")
     prompt_tokens, tokens = num_ids(item.get("prompt_token_ids")), num_ids(item.get("token_ids"))
     counts = prompt_tokens, tokens

@@ -32,7 +32,7 @@ def table_columns(names: Collection[str]) -> dict[str, str]:
 
 
 def routed_of(rows: list[Any], columns: Mapping[str, str], size: int) -> tuple[list[Array], Array]:
-    """Returns the experts of each sequence, int32 [T, L, K], and the layer numbers. Experts that the table lacks are -1.
+    """Returns the experts of each sequence (int32 [T, L, K]) and the layer numbers. Experts that the table lacks are -1.
 
     The sequences are in the order of their first lines in the table.
     """
@@ -60,7 +60,7 @@ def routed_of(rows: list[Any], columns: Mapping[str, str], size: int) -> tuple[l
 
 
 def counts_of(rows: list[Any], columns: Mapping[str, str], size: int) -> tuple[Array, Array]:
-    """Returns the counts, int64 [S, L, E], and the layer numbers. Counts that the table lacks are zero."""
+    """Returns the counts (int64 [S, L, E]) and the layer numbers. Counts that the table lacks are zero."""
     keys = [name for name in ("step", "layer", "expert", "count") if name in columns]
     highs = {"step": MAX_TOKENS, "layer": MAX_EXPERTS, "expert": MAX_EXPERTS, "count": 2**31 - 1}
     cells = np.array([[whole(_cell(row, columns, key), columns[key], 0, highs[key]) for key in keys] for row in rows], np.int64)

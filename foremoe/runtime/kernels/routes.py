@@ -15,7 +15,7 @@ from foremoe.plan.split import link_slots
 class KnownRows(NamedTuple):
     """The plan's data of the rows (int32), and the position at which each row's numbers start (int64).
 
-    The numbers of a row are the experts of this source's pairs, followed by the output of `route_rows` with the names of `Route`:
+    The numbers of a row are the experts of this source's pairs, followed by the output of `route_rows`, named as in `Route`:
     `by_slot_Z`, `by_token_Z`, `by_slot_Y` and `by_arrival_Y`.
     """
 

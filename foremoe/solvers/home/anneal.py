@@ -31,7 +31,7 @@ TRIAL, TRIAL_STEPS = Search(effort=0), 8
 
 @dataclass(frozen=True)
 class Anneal(HomeSolver):
-    """Swaps experts between nodes in each layer by simulated annealing, starting from the present homes.
+    """Swaps experts between nodes in each layer by simulated annealing, starting from the current homes.
 
     Replicas inside a node balance its ranks, but only replicas between nodes balance the nodes. The objective is therefore the
     largest node load per rank, summed over the micro-steps of the step. If there are no redundant slots, the objective is the
@@ -45,11 +45,11 @@ class Anneal(HomeSolver):
 
     Moving experts has a price. The homes of a layer change only if the gain exceeds the price:
 
-    * Under ``"balance"``, the price of moving all experts is `move_price` times the balanced sum, and each expert has an equal
-      share of it. The objective plus the price must fall by `min_gain`. With a single node, homes do not change.
+    * Under ``"balance"``, the price of moving all experts is `move_price` times the objective at perfect balance, in equal
+      shares. The objective plus the price must fall by `min_gain`. With a single node, homes do not change.
     * Under ``"time"``, the time to move the weights and `state_bytes` per weight counts as exposed. A layer's move takes as long
-      as its busiest rank and link class. ``Search(effort=0)`` plans 8 of the micro-steps with the present and with the new homes.
-      The time saved over all micro-steps, minus the time of the moves, must reach `min_gain` of the present time. Both times are
+      as its busiest rank and link class. ``Search(effort=0)`` plans 8 of the micro-steps with the current and with the new homes.
+      The time saved over all micro-steps, minus the time of the moves, must reach `min_gain` of the current time. Both times are
       *model, uncalibrated*.
 
     Source: the annealing with swaps that ReLibra describes (arXiv 2605.08639). Objective, prices, schedule and proposals are our
@@ -57,8 +57,8 @@ class Anneal(HomeSolver):
 
     Attributes:
         sweeps: Number of proposed swaps per expert.
-        min_gain: Smallest relative gain with which homes change.
-        move_price: Price of moving all experts under ``"balance"``, as a share of the balanced sum.
+        min_gain: Smallest relative gain for which homes change.
+        move_price: Price of moving all experts under ``"balance"``, as a share of the objective at perfect balance.
         state_bytes: Bytes that move with every weight of an expert under ``"time"``. Use 12 for fp32 master weights and two fp32
             moments, 4 if only compute homes are swapped and fp32 gradients are sent back, and 0 if only the weights move.
         seed: Seed of the random proposals.
@@ -93,7 +93,7 @@ class Anneal(HomeSolver):
         return home_LE
 
     def value(self, load_ME: Array, rank_E: Array, domain_G: Array) -> float:
-        """Returns the largest domain load per rank, summed over micro-steps and divided by the balanced sum.
+        """Returns the largest domain load per rank, summed over micro-steps and divided by its value at perfect balance.
 
         A perfect balance gives 1, and a layer without load gives 0. `load_ME` holds the pairs of one layer. A domain is a node
         or a rank.
@@ -117,7 +117,7 @@ class Anneal(HomeSolver):
     def _toll_L2(self, problem: Problem) -> Array:
         """Returns the cost of moving one expert inside its node and between nodes, float64 [L, 2].
 
-        The cost is a share of the layer's balanced sum.
+        The cost is relative to the layer's objective at perfect balance.
         """
         if problem.cost.objective == "balance":
             return np.full((problem.L, 2), self.move_price / problem.E)
@@ -140,7 +140,7 @@ class Anneal(HomeSolver):
         return (mean_VG @ send_GE).T
 
     def _layer(self, problem: Problem, layer: int, toll_2: Array, rates: Rates) -> Array:
-        """Returns the layer's new home slots, or the present ones if changing them cannot pay."""
+        """Returns the layer's new home slots, or the current ones if changing them cannot pay."""
         load_ME, home_E, domain_G = problem.load_MLE[:, layer], problem.home_LE[layer], self.domains(problem)
         node_G, located, timed = problem.cluster.node_of_rank_G, _located(problem), problem.cost.objective == "time"
         now_E = (home_E // problem.B).astype(np.int64)

@@ -33,7 +33,7 @@ def _overlap(new_E: Array, now_E: Array, num: int) -> Array:
 
 
 def _match(overlap: Array) -> Array:
-    """Returns the old number for every new group, assigned by largest overlap, with ties by lowest index."""
+    """Returns the old number for every new group, assigned by largest overlap. The lowest index breaks ties."""
     num = len(overlap)
     name = np.full(num, -1)
     taken = np.zeros(num, bool)

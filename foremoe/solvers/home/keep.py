@@ -9,7 +9,7 @@ from foremoe.problem.problem import Problem
 
 @dataclass(frozen=True)
 class Keep(HomeSolver):
-    """Keeps every expert at its present home. This is the default, because new homes require moves of optimizer state."""
+    """Keeps every expert at its current home. This is the default, because new homes require moves of optimizer state."""
 
     def solve(self, problem: Problem) -> Array:
         """Returns ``problem.home_LE``."""

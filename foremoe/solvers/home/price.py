@@ -18,7 +18,7 @@ def move_seconds(problem: Problem, state_bytes: float) -> tuple[float, float]:
 
 
 def price_L(problem: Problem, home_LE: Array, state_bytes: float) -> Array:
-    """Returns the exposed seconds in which every layer's experts move from the present homes to `home_LE`, float64 [L].
+    """Returns the exposed seconds to move each layer's experts from the current homes to `home_LE`, float64 [L].
 
     A layer takes as long as its busiest combination of rank, direction and link class, as in `CostModel`.
     """

@@ -70,7 +70,7 @@ def scaled(load_ME: Array, domain_G: Array) -> Loads:
 
 @kernel
 def domains_of(loads, domain_E):
-    """Returns the `Domains` that result from a given domain of every expert."""
+    """Returns the `Domains` for a given assignment of experts to domains."""
     M = loads.load_EM.shape[1]
     load_VM = np.zeros((loads.weight_V.size, M), np.int64)
     for e in range(domain_E.size):
@@ -159,7 +159,7 @@ def anneal(loads, cost_EV, smooth, cooling, seed, domain_E):
 
 @kernel
 def settle_inside(load_EM, node_E, now_E, node_G):
-    """Returns ranks, int64 [E], for experts whose nodes are given, chosen so that few replicas can balance the ranks.
+    """Chooses ranks (int64 [E]) for experts whose nodes are given, so that few replicas can balance the ranks.
 
     An expert that stays in its node keeps its rank. All other experts, in order of decreasing load, go to the least loaded ranks
     with room. Then experts of a node swap ranks as long as this lowers the sum of squared rank loads over all micro-steps.

@@ -33,8 +33,8 @@ class BalancedTokens(PackSolver):
     In a micro-step, sequences are assigned in order of decreasing attention work, each to the rank that has the least work so far
     and still has room. A rank has room for tokens_per_rank tokens, or for as many as `AsGiven` puts on its fullest rank if that
     number is larger. The packing with the fewest micro-steps is chosen. Among equal packings, the one with the least attention
-    work on the slowest rank, summed over micro-steps, is chosen. The result never has more micro-steps than `AsGiven`. If both
-    have equally many, the result never has more attention work.
+    work on the slowest rank, summed over micro-steps, is chosen. The result never has more micro-steps than `AsGiven`. With the
+    same number, it never has more attention work.
 
     Source: R. L. Graham, "Bounds on multiprocessing timing anomalies" (1969), for the order of decreasing work (LPT).
     """

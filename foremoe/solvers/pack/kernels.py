@@ -39,7 +39,7 @@ class Terms(NamedTuple):
 
 
 class Packing(NamedTuple):
-    """A packing with its sums, which the search changes in place."""
+    """A packing and its sums (tokens, attention and load), which the search changes in place."""
 
     micro_step_Q: Array  # int64
     rank_Q: Array  # int64
@@ -138,7 +138,7 @@ def packing_of(sequences, micro_step_Q, rank_Q, tokens_MG):
 
 @kernel
 def propose(state, sequences, packing):
-    """Draws a random change. Returns the change and whether it changes anything."""
+    """Draws a random change. Returns whether it changes anything, and the change."""
     Q, G = packing.micro_step_Q.size, packing.tokens_MG.shape[1]
     q = random_below(state, Q)
     m, a = packing.micro_step_Q[q], packing.rank_Q[q]

@@ -130,7 +130,7 @@ def _count_by_group(trace: RoutingTrace, layer_J: Array, group_JE: Array, num_gr
     """Returns pairs of every sequence by the group of their expert, int32 [num_rows, J, num_groups]. Surplus entries are zero."""
     shape = num_rows, len(layer_J), num_groups
     what = f"this packer's counts of {trace.Q} sequences x {len(layer_J)} layers x {num_groups} experts or ranks"
-    require_budget(4 * math.prod(shape), what, "deal such short sequences as given or by tokens alone", trace.num_bytes)
+    require_budget(4 * math.prod(shape), what, "pack such short sequences with AsGiven or BalancedTokens", trace.num_bytes)
     out_QJG = np.zeros(shape, np.int32)
     known_T = np.empty(0, np.bool_) if trace.known_T is None else trace.known_T
     tokens = trace.topk_TLK, frozen_array(known_T, np.bool_, "known_T"), trace.cuts

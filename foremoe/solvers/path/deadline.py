@@ -19,8 +19,8 @@ class Deadline(PathSolver):
     The copies for a use are scheduled in the given order. Each copy comes either from the host store of the destination's node or
     from the home rank, over a peer link inside the node or over RDMA between nodes. A copy from a rank waits until the source can
     send and the destination can receive on links of that class. A copy from the host waits for the destination's host link. The
-    source with which the copy ends first is chosen. If several end at the same time, the home rank is chosen. As in `CostModel`,
-    copies for different uses do not compete.
+    source from which the copy arrives first is chosen or, in a tie, the home rank. As in `CostModel`, copies for different uses
+    do not compete.
 
     The host store is meant for copies that would otherwise come too late. To find such copies, the copies of all uses are placed
     on one timeline. Copies begin two uses ahead. A use lasts as long as copies can overlap with it, and NICs and links remain

@@ -62,7 +62,7 @@ def feplb_row(load_E, node_G, num_base, options, expert_GS, quota_GS):
 
 @dataclass(frozen=True)
 class Feplb(RowSolver):
-    """Moves whole experts inside a node. The busiest rank gives the least loaded rank the expert that balances the two best.
+    """Moves whole experts from a node's busiest rank to its least loaded rank, each time the one that balances the two best.
 
     This follows the description of FEPLB (arXiv 2604.19654). `dyn` experts of a rank are dynamic, here the experts in its first
     base slots. All other experts stay and compute meanwhile. A moved expert takes all of its load with it. Copy engines move
@@ -71,8 +71,8 @@ class Feplb(RowSolver):
     replicas of the start placement and is never worse than the homes.
 
     Attributes:
-        dyn: Number of dynamic experts of a rank. It is also the maximum number of experts that a rank receives, which R limits
-            too. Defaults to 4, as published.
+        dyn: Number of dynamic experts of a rank. It is also the maximum number of experts that a rank receives, unless R is
+            smaller. Defaults to 4, as published.
     """
 
     MAX_RANKS: ClassVar[int] = 16

@@ -99,7 +99,8 @@ def laer_rows(low, high, load_NE, node_G, tries, seed, expert_NGS, quota_NGS):
 
 @dataclass(frozen=True)
 class Laer(RankSolver):
-    """Makes copies in proportion to load. The heaviest go first, each to the least loaded rank of the node with the fewest.
+    """Copies experts in proportion to load. The heaviest copies go first, each to the least loaded rank of a node with few
+    copies.
 
     This follows LAER-MoE (arXiv 2602.11686). That system keeps experts sharded over all ranks, so it can change the placement in
     every iteration, based on the loads of earlier iterations. Because experts have no fixed home, the result can be rated but not

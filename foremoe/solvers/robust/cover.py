@@ -27,7 +27,7 @@ class Limits(NamedTuple):
 
 @inner_kernel
 def home_quotas(load_E, num_base, expert_GS, quota_GS, load_G):
-    """Writes quotas with which homes serve all load, and the resulting load of every rank."""
+    """Writes the quotas for which homes serve all load, and the resulting load of every rank."""
     G, S = expert_GS.shape
     for g in range(G):
         load_G[g] = 0

@@ -1,4 +1,4 @@
-"""Row kernels of `Robust`. They choose replicas for loads of which only a distribution is known."""
+"""Row kernels of `Robust`. They choose replicas for loads that are known only as a distribution."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _forecast(load_E, load_XE, share_E):
 
 @kernel
 def _cover(case, limits, priced, expert_GS):
-    """Replaces the replicas of a row by those of `cover_loads` if these take less time or copies have no price."""
+    """Replaces a row's replicas with the result of `cover_loads` if it takes less time or copies have no price."""
     tried_GS = expert_GS.copy()
     tried_GS[:, case.num_base :] = -1
     cover_loads(case.share_E, case.load_KE, case.node_G, case.num_base, limits, tried_GS)

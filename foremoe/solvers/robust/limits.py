@@ -139,7 +139,7 @@ def limits_of(peer, rdma, slots):
 
 @kernel
 def _try(case, peer, rdma, slots, walk):
-    """Tries `place_copies` with these levels. Returns whether it is clearly faster than the best, and whether each limit bound.
+    """Tries `place_copies` with these levels. Returns whether the result is clearly faster, and which limits were reached.
 
     The best placement is replaced by any faster one.
     """
@@ -155,7 +155,7 @@ def _try(case, peer, rdma, slots, walk):
 
 @inner_kernel
 def hidden_levels(rates, node_only):
-    """Returns the highest indices into `LEVELS` with which all copies inside and between nodes overlap with compute."""
+    """Returns the highest indices into `LEVELS` for which all copies inside and between nodes overlap with compute."""
     free_peer, free_rdma = free_fans(rates)
     peer = rdma = 0
     for level in range(len(LEVELS) - 1):

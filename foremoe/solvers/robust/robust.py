@@ -20,7 +20,7 @@ from foremoe.solvers.robust.kernels import Loads, Options, robust_rows
 
 @dataclass(frozen=True)
 class Robust(RankSolver):
-    """Places replicas for a load of which only a distribution is known. Quotas are split later, when the load itself is known.
+    """Places replicas for a load that is known only as a distribution. Quotas are split later, when the load itself is known.
 
     If the scenarios are samples (`Problem.scenarios_complete` is False), experts get copies in proportion to their expected load
     plus a share of the mean. Thus cold experts, which may become hot, get copies too. The expected load is the mean of the
