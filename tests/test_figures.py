@@ -59,3 +59,9 @@ def test_a_changed_figure_is_found() -> None:
     text = (ROOT / "docs" / "running-a-plan.md").read_text()
     assert "0.995" in text and not list(missing("No file: 12.3 %."))
     assert "0.9931" in set(missing(text.replace("0.995", "0.9931")))
+
+
+def test_the_readme_says_in_prose_what_a_slot_takes_in_its_example() -> None:
+    text = (ROOT / "README.md").read_text()
+    size = re.search(r"; ([\d.]+) GB per slot\)", text)
+    assert size and f"each slot for copies takes {1e3 * float(size[1]):.0f} MB per GPU" in text

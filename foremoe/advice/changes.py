@@ -259,7 +259,7 @@ def _changes(case: Case, slots: SlotChoice) -> Iterator[tuple[str, str, Case]]:
         changed = dataclasses.replace(problem, schedule=again)
         there = case._replace(problem=changed)
         peak = gigabytes(fit_at_home(there.ranks(), trainer).peak_bytes)
-        yield DO_NOT_RECOMPUTE if schedule.reforward else RECOMPUTE, f"{peak} GB a rank at home", there
+        yield DO_NOT_RECOMPUTE if schedule.reforward else RECOMPUTE, f"then {peak} GB a rank at home", there
 
 
 def experts_moved(problem: Problem, home_LE: Array) -> str:

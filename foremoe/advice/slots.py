@@ -86,6 +86,8 @@ def choose_slots(
         >>> chosen.redundant
         1
     """
+    if not isinstance(problem, Problem):
+        raise InputError(f"slots are chosen for a Problem, not a {type(problem).__name__}; give Problem.of(workload, cluster).")
     if problem.load_MLGE is None:
         raise InputError("slots are chosen by simulated stages, which need counts by source rank; give redundant a number.")
     bare = dataclasses.replace(problem, redundant=0)

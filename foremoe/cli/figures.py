@@ -1,6 +1,7 @@
 """Figures of a trace, a workload or a plan, as values for JSON and as lines of text."""
 
 from collections.abc import Iterable
+from math import isnan
 from typing import Any
 
 import numpy as np
@@ -67,7 +68,7 @@ def workload_figures(work: Workload) -> dict[str, Any]:
         "tokens_per_micro_step": {"min": int(tokens_M.min()), "max": int(tokens_M.max())},
         "trace_id": work.trace_id, "dealt": work.dealt,
         "static_skew": None if statistics is None else {"mean": statistics["skew_mean"], "p99": statistics["skew_p99"]},
-        "step_correlation": None if statistics is None or work.M == 1 else statistics["step_correlation"],
+        "step_correlation": None if statistics is None or isnan(found := statistics["step_correlation"]) else found,
         "popularity": popularity(work.load_MLE[:, at].sum(axis=0, dtype=np.int64) for at in range(work.L)),
     }  # fmt: skip
 

@@ -29,7 +29,7 @@ def on_gpus(options: CaseOptions, gpus: int | None, pp: int, vpp: int, groups: i
     if gpus is None:
         return dataclasses.replace(options, pp=pp)
     if options.ranks is not None:
-        raise InputError("--gpus and --ranks say the same in two ways; give one of them.")
+        raise InputError("--gpus is the size of the whole job, --ranks of one pipeline rank; give one of them.")
     if gpus % (pp * groups):
         of = f" of {groups} EP groups" if groups > 1 else ""
         raise InputError(f"{gpus} GPUs do not divide over {pp} pipeline ranks{of}; give --gpus a multiple of {pp * groups}.")

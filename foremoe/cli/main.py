@@ -48,6 +48,8 @@ class OneSentence(click.Command):
         except click.Abort:
             click.echo("interrupted", err=True)
             sys.exit(INTERRUPTED)
+        except click.NoSuchOption as error:
+            fail(where_option_is(error))
         except click.ClickException as error:
             fail(error.format_message())
         except (InputError, PlanError) as error:
@@ -103,6 +105,18 @@ class CommandLine(OneSentence, click.Group):
         """Lists the commands without importing them."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, COMMANDS[name]) for name in self.list_commands(ctx)])
+
+
+def where_option_is(error: click.NoSuchOption) -> str:
+    """Returns a sentence with the commands that have an option which this one lacks, or click's message if there are none."""
+    context = error.ctx or click.Context(main)
+    commands = {name: main.get_command(context, name) for name in sorted(COMMANDS)}
+    have = [name for name, c in commands.items() if c and any(error.option_name in param.opts for param in c.params)]
+    if not have:
+        return error.format_message()
+    return (
+        f"`{context.command_path}` has no option {error.option_name}; {', '.join(have)} {'has' if len(have) == 1 else 'have'} it."
+    )
 
 
 def fail(sentence: str) -> NoReturn:

@@ -19,13 +19,11 @@ def table_lines(rows: Sequence[Mapping[str, Any]], memory_bytes: int) -> list[st
     again = [row["peak_bytes_with_reforward"] for row in short or counted]
     worst = Fit(max(row["peak_bytes"] for row in short or counted), None if None in again else max(again), memory_bytes)
     if not short:
-        who = "every line"
-    elif len(short) == len(counted):
-        who = "no line"
-        return [f"memory: {who} fits: {worst.text().removeprefix('does not fit: ')}{cure(worst)}"]
-    else:
-        names = [row["solver"] for row in short]
-        who = f"{names[0]} and {len(names) - 1} more" if len(names) > 2 else ", ".join(names)
+        return [f"memory: every line {worst.text()}"]
+    if len(short) == len(counted):
+        return [f"memory: no line fits: {worst.text().removeprefix('does not fit: ')}{cure(worst)}"]
+    names = [row["solver"] for row in short]
+    who = f"{names[0]} and {len(names) - 1} more" if len(names) > 2 else ", ".join(names)
     return [f"memory: {who}: {worst.text()}{cure(worst)}"]
 
 

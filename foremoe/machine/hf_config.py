@@ -32,7 +32,8 @@ def model_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     family = str(config.get("model_type"))
     if family not in _FAMILIES:
         known = ", ".join(_FAMILIES)
-        raise InputError(f"model_type {family[:40]!r} is not supported; use one of {known}, or Model.of(...).")
+        fault = f"model_type {family[:40]!r} is not supported" if "model_type" in config else "there is no model_type"
+        raise InputError(f"{fault}; use one of {known}, or Model.of(...).")
     ffn, shared = _FAMILIES[family]
 
     def size(*names: str, default: int | None = None) -> int:

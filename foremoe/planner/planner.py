@@ -171,6 +171,8 @@ class Planner:
             >>> found.check(problem)
         """
         watch, warnings = Stopwatch(), list[str]()
+        if not isinstance(problem, Problem):
+            raise InputError(f"a planner plans a Problem, not a {type(problem).__name__}; give Problem.of(workload, cluster).")
         if key is not None and key.stage != problem.stage:
             raise InputError(f"the key is of stage {key.stage} but the problem of stage {problem.stage}; make them equal.")
         with row_runner(num_threads) as runner:

@@ -155,7 +155,7 @@ class Problem(ArrayValue, Derived):
 
     @classmethod
     def of(
-        cls, workload: Workload, cluster: Cluster, *, redundant: int = 1, model: Model | None = None,
+        cls, workload: Workload, cluster: Cluster, *, redundant: int = 1, model: Model | str | None = None,
         home_LE: Array | None = None, cost: CostModel | None = None, schedule: Schedule | None = None,
         slot_depth: int = 3, replicas: str = "any", routed: RoutedTokens | None = None,
     ) -> Self:  # fmt: skip
@@ -164,7 +164,8 @@ class Problem(ArrayValue, Derived):
         Args:
             redundant: Number of redundant slots per rank. To find the number that pays off, as commands do by default, call
                 ``choose_slots(Problem.of(work, cluster)).problem``.
-            model: Sizes of the model. Defaults to the preset that the workload names, or to the only preset with its shape.
+            model: Sizes of the model, or the name of a preset. Defaults to the preset that the workload names, or to the only
+                preset with its shape.
             home_LE: Home slots of the experts. By default, expert e is at home slot e.
             cost: Cost model. Defaults to ``CostModel(objective="time")``. The other objective is ``"balance"``.
             schedule: Order of passes. By default, recompute runs only forward passes, and update runs gradient accumulation.
@@ -178,9 +179,9 @@ class Problem(ArrayValue, Derived):
             >>> two.N, two.G, two.E, two.S
             (16, 8, 32, 6)
         """
-        if model is None:
-            name = workload.model
-            model = _by_shape(workload) if name is None else Model.preset(Model.preset_of(name) or name)
+        model = model or workload.model or _by_shape(workload)
+        if isinstance(model, str):
+            model = Model.preset(Model.preset_of(model) or model)
         if cluster.num_ranks != workload.G:
             sizes = f"the workload was dealt to {workload.G} source ranks but the cluster has {cluster.num_ranks}"
             raise InputError(f"{sizes}; make them equal.")

@@ -134,9 +134,10 @@ def _file_experts(source: Path, array: Array | None, header: dict[str, Any]) -> 
     elif array.size == 1 and array.dtype.kind in "iu":
         value = int(array.reshape(-1)[0])
     else:
-        value = "an array"
+        value = array
     if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-        raise InputError(f"{str(source)!r} gives {value!r} for num_experts; it must be one whole number.")
+        given = repr(value) if array is None else f"{array.dtype} of shape {list(array.shape)}"
+        raise InputError(f"{str(source)!r} gives {given} for num_experts; it must be one whole number.")
     return value
 
 

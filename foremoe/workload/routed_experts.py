@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foremoe.base.arrays import Array, frozen_array, require_non_negative
+from foremoe.base.budget import require_budget
 from foremoe.base.errors import InputError, naming
 from foremoe.base.fields import whole
 from foremoe.machine.model import Model
@@ -153,6 +154,7 @@ def count_workload(
     items = unpack(payloads, **of_items)
     G = whole(num_ranks, "num_ranks")
     ranges_Q, M = _places(len(items), G, micro_step_Q, rank_Q, range_X5, num_micro_steps)
+    require_budget(16 * M * G, f"{M} micro-steps x {G} ranks", "number micro-steps from 0 without gaps", payload_bytes(items))
     tokens_MG, attention_MG = np.zeros((M, G), np.int64), np.zeros((M, G))
     tally, num_sequences, num_missing, num_padding = np.zeros(4, np.int64), 0, 0, 0
     load_MLGE: Array | None = None

@@ -114,7 +114,7 @@ def test_slots_come_first_and_recomputation_before_them_where_the_stage_does_not
     peak = int(foremoe.problem.rank_memory(again.case.problem, again.case.problem.static()).peak_G.max())
     tight = dataclasses.replace(problem.cluster, memory_bytes=peak + 2**20)
     told = advise(dataclasses.replace(problem, cluster=tight))
-    assert not told.fit.fits and str(told).startswith(f"{RECOMPUTE}: the stage does not fit without it")
+    assert not told.fit.fits and str(told).startswith(f"{RECOMPUTE}: the stage does not fit without it (then ")
 
 
 def test_a_stage_fits_if_it_fits_with_the_planned_load() -> None:

@@ -168,6 +168,14 @@ def test_inspect_a_trace_that_lacks_the_number_of_experts(model: str, tmp_path: 
     assert json.loads(good(["inspect", path, "--model", model, "--json"]).stdout)["experts"] == EXPERTS
 
 
+def test_even_loads_have_no_correlation(tmp_path: Path) -> None:
+    work = str(tmp_path / "even.safetensors")
+    Workload.from_counts(np.ones((2, 1, 2, 4), int), num_topk=2).save(work)
+    text = good(["inspect", work]).stdout
+    assert "mean 1.000" in text and "correlate" not in text
+    assert json.loads(good(["inspect", work, "--json"]).stdout)["step_correlation"] is None
+
+
 def test_inspect_a_workload_and_a_plan(plan_and_workload: tuple[str, str]) -> None:
     plan, work = plan_and_workload
     text = good(["inspect", work]).stdout

@@ -113,7 +113,7 @@ def test_memory_has_a_verdict(tmp_path: Path) -> None:
         assert re.search(rf"fit.*: 1\d\d of 80 GB{parts}; with activation recomputation \d\d GB", verdict), (name, verdict)
     assert re.search(r"does not fit: 1\d\d of 80 GB; with activation recomputation \d\d GB", (tmp_path / "r.html").read_text())
     small = [*words, "--planners", "static", "--schedule", "accumulate+reforward", "--data-parallel", "8"]
-    assert "memory: every line: fits: " in good(["simulate", *small]).stdout
+    assert "memory: every line fits: " in good(["simulate", *small]).stdout
     row = rows_of(small)["static"]
     assert row["fits"] and row["peak_bytes"] < 80e9 and row["peak_bytes_with_reforward"] is None and row["host_bytes"] == 0
     more = rows_of([*small, "--optimizer-bytes", "16"])["static"]
@@ -147,7 +147,7 @@ def test_gpus_are_those_of_all_groups_and_pipeline_ranks(trace: str, dealing: li
     assert "12 GPUs = EP 2 x DP 2 x PP 3" in text
     assert text == good([*words, "--ranks", "4"]).stdout
     assert "do not divide over 3 pipeline ranks" in bad([*words, "--gpus", "13"])
-    assert "say the same in two ways" in bad([*words, "--gpus", "12", "--ranks", "4"])
+    assert "--gpus is the size of the whole job" in bad([*words, "--gpus", "12", "--ranks", "4"])
 
 
 def test_pipelines_have_bubbles(trace: str, dealing: list[str]) -> None:

@@ -91,7 +91,7 @@ def test_a_config_gives_the_figures_of_the_preset(name, tmp_path):
     ("config", "message"),
     [
         (QWEN3 | {"model_type": "llama"}, "model_type 'llama' is not supported; use one of qwen2_moe, "),
-        ({}, "model_type 'None' is not supported"),
+        ({}, "there is no model_type; use one of qwen2_moe, "),
         (QWEN3 | {"hidden_size": None}, "hidden_size must be a whole number"),
         (QWEN3 | {"num_experts": "128"}, "num_experts must be a whole number"),
         (QWEN3 | {"num_hidden_layers": 10**9}, "num_hidden_layers must be a whole number"),

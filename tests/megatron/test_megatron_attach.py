@@ -156,6 +156,8 @@ def test_a_recompute_stage_then_two_updates(pool, case):
 
 def misuse(_group, case):
     """What foremoe says to each thing that it cannot do, by name."""
+    from foremoe.integrations.megatron import attach
+
     program = Program(case.layout)
     said = {}
 
@@ -167,12 +169,16 @@ def misuse(_group, case):
 
     topk_MTLK = program.routing(0)
     work = [topk_TLK.numpy() for topk_TLK in topk_MTLK]
+    attempt("no chunks", lambda: attach([]))
+    attempt("no model", lambda: attach(torch.nn.Linear(2, 2)))
     with arms.attached(program, case) as moe:
         attempt("twice", lambda: arms.attached(program, case).__enter__())
         attempt("other stage", lambda: moe.stage(work, "rollout").__enter__())
         attempt("other schedule", lambda: moe.stage(moe.plan(work, "recompute"), "update").__enter__())
         attempt("no split", lambda: moe.stage(moe.plan(work).plan).__enter__())
         attempt("not a list", lambda: moe.stage("work").__enter__())
+        attempt("no micro-steps", lambda: moe.stage([]).__enter__())
+        attempt("top-k", lambda: moe.stage([x[:, :, :1] for x in work]).__enter__())
         attempt("layers", lambda: moe.stage([x[:, :1] for x in work]).__enter__())
         attempt("experts", lambda: moe.stage([x + 5 for x in work]).__enter__())
         planned = moe.plan(work)
@@ -203,7 +209,8 @@ def test_misuse_is_refused_in_one_sentence(pool):
         "no split": "needs split_MLP", "not a list": "got str", "layers": "routing of 1 layers was given",
         "nested": "do not nest", "experts": "there are 8", "detach": "a stage is running",
         "other R": "the plan is for redundant=1", "nothing run": "uses were not run", "after that": "an earlier stage failed",
-        "detached": "attach it again",
+        "detached": "attach it again", "no chunks": "model_chunks is empty", "no model": "(Linear) has no decoder.layers",
+        "no micro-steps": "got an empty list", "top-k": "the routing is top-1 and the model top-2",
     }  # fmt: skip
     for said in pool.run(misuse, Case(2, Layout(num_layers=3, dense=(1,)), 2), num_ranks=2):
         assert said.keys() == wanted.keys()

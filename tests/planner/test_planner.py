@@ -201,6 +201,13 @@ def test_using_puts_every_solver_at_its_level():
         Planner(rank=Search())
 
 
+@pytest.mark.parametrize("call", [Planner().plan, foremoe.choose_slots])
+def test_a_workload_is_not_a_problem(call):
+    work = foremoe.Workload.from_counts(np.ones((1, 1, 2, 4), int), num_topk=2)
+    with pytest.raises(InputError, match=r"a Problem, not a Workload; give Problem\.of\(workload, cluster\)\."):
+        call(work)
+
+
 def test_homes_are_decided_over_all_stages_and_lower_the_static_skew():
     update = problem_of(0)
     recompute = dataclasses.replace(problem_of(1), stage="recompute", schedule=foremoe.Schedule.forward_only(3))

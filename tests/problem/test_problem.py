@@ -98,6 +98,11 @@ def test_of_takes_what_the_workload_knows() -> None:
         assert problem.schedule.same_as(schedule) and problem.stage == stage and problem.R == problem.slot_depth == 2
         assert (problem.load_MLGE == load_MLGE).all() and (problem.load_MLE == load_MLGE.sum(axis=2)).all()
         assert (problem.home_LE == np.arange(8)).all() and problem.cost == CostModel()
+    full = Workload.from_counts(np.ones((1, 48, 4, 128), int), num_topk=8)
+    for name in ("qwen3-30b-a3b", "Qwen/Qwen3-30B-A3B"):
+        assert Problem.of(full, CLUSTER, model=name).model == Model.preset("qwen3-30b-a3b")
+    with pytest.raises(InputError, match="there is no model preset 'qwen3'"):
+        Problem.of(full, CLUSTER, model="qwen3")
     with pytest.raises(InputError, match="names no model"):
         Problem.of(work, CLUSTER)
     with pytest.raises(InputError, match="dealt to 4 source ranks but the cluster has 8"):

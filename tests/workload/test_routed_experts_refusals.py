@@ -195,6 +195,10 @@ def test_noise_is_read_or_refused(noise, form, at):
         ({"micro_step_Q": [0], "rank_Q": [0], "range_X5": [[0, 0, 1, 0, 0]]}, "give either"),
         ({"micro_step_Q": [0], "rank_Q": [2]}, "ranks 2 to 2"),
         ({"micro_step_Q": [1], "rank_Q": [0], "num_micro_steps": 1}, "micro-steps up to 1"),
+        (
+            {"micro_step_Q": [10**9], "rank_Q": [0]},
+            r"1000000001 micro-steps x 2 ranks take .*; number micro-steps from 0 without",
+        ),
         ({"micro_step_Q": [-1], "rank_Q": [0]}, "no sequence has a micro-step"),
         ({"micro_step_Q": [0, 0], "rank_Q": [0, 0]}, "must have shape"),
         ({"range_X5": [[1, 0, 1, 0, 0]]}, "names sequence 1"),

@@ -128,10 +128,10 @@ class Attached:
 
     def _set_up(self, chunks: list[Any]) -> None:
         """Does this rank's part of attaching. Not collective over the EP group."""
-        self._config = unwrap(chunks[0]).config
         for backend in self.settings.backends or ():
             resolve_backend(backend)  # a module may be missing on this rank only
         self._places = find_layers(chunks)
+        self._config = unwrap(chunks[0]).config
         require_supported(self._config, self._places, self._write)
         self._configs = configs_of(chunks)
         if self._places and self.group.size > 1:

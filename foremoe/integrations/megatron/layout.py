@@ -49,6 +49,8 @@ def find_layers(chunks: Sequence[Any]) -> list[Place]:
 
     Layers of multi-token prediction are left out, because rollout does not record their routing.
     """
+    if not chunks:
+        raise InputError("model_chunks is empty; give the model, or its list of chunks.")
     places = []
     for c, chunk in enumerate(chunks):
         module = unwrap(chunk)

@@ -184,10 +184,12 @@ class Planning:
                 )
             return work.load_MLGE[:, self._local(work.L), rank], work.tokens_MG[:, rank].astype(np.int64)
         if isinstance(work, str | bytes) or not isinstance(work, Sequence) or not len(work):
-            raise InputError(
-                f"work must be a Plan, a Workload, or a list with one array [T, L, K] per micro-step; got {type(work).__name__}."
-            )
+            got = "an empty list" if isinstance(work, list) else type(work).__name__
+            raise InputError(f"work must be a Plan, a Workload, or a list with one array [T, L, K] per micro-step; got {got}.")
         load_MLE = count_micro_steps(work, num_experts, num_threads)
+        num_topk = int(self.config.moe_router_topk)
+        if other := next((topk for topk_TLK in work if (topk := np.shape(topk_TLK)[2]) != num_topk), None):
+            raise InputError(f"the routing is top-{other} and the model top-{num_topk}; give the routing of this model.")
         return load_MLE[:, self._local(load_MLE.shape[1])], np.array([len(topk_TLK) for topk_TLK in work], np.int64)
 
     def _routing(self, work: Any) -> dict[tuple[int, int], Array]:

@@ -74,14 +74,16 @@ def _json(path: str) -> Any:
     """Returns the value of a JSON file, or the list of the values on its lines."""
     with open_regular(path) as file:
         data = file.read()
-    lines = [line for line in data.splitlines() if line.strip()]
+    lines = [(number, line) for number, line in enumerate(data.splitlines(), 1) if line.strip()]
+    if not lines:
+        raise InputError("it has only blank lines; write it again.")
     try:
         values = []
-        for line in lines:
+        for _, line in lines:
             values.append(parse_json(line, len(line)))
         return values[0] if len(values) == 1 else values
     except ValueError as error:
-        fault = f"line {len(values) + 1} is not JSON ({first_line(error)})"
+        fault = f"line {lines[len(values)][0]} is not JSON ({first_line(error)})"
     try:
         return parse_json(data, len(data))
     except ValueError:
@@ -151,7 +153,7 @@ def _of_value(value: Any, experts: int | None, size: int, source: Path) -> Recor
     is_rows = isinstance(value, list) and value and all(isinstance(x, Mapping) or _is_turns(x) for x in value)
     if is_rows or _is_answer(value) or (isinstance(value, Mapping) and _is_row(value)):
         return _of_rows(value if is_rows else [value], size)
-    named = {str(k): v for k, v in value.items()} if isinstance(value, Mapping) else {COUNTS: value}
+    named = {str(k): v for k, v in value.items()} if isinstance(value, Mapping) else {"one array": value}
     arrays = {name: x for name, x in named.items() if isinstance(x, list) or hasattr(x, "dtype")}
     return _of_arrays(arrays, lambda name: _array(arrays[name], size), experts, source)
 
@@ -211,10 +213,10 @@ def _of_arrays(names: Collection[str], read: Callable[[str], Array], experts: in
 
 
 def _whole(array: Array) -> Array:
-    """Returns counts as int64. Raises InputError unless they are whole numbers of at least 0."""
+    """Returns counts as int64. Raises InputError unless they are whole numbers from 0 to 2**53 - 1."""
     array = array.astype(np.float64) if array.dtype.kind == "f" else array
     if array.dtype.kind not in "iuf" or not ((array >= 0) & (array < 2**53)).all() or (array % 1 != 0).any():
-        raise InputError("its counts are not all whole numbers of at least 0; give counts of pairs, not shares.")
+        raise InputError(f"its counts are not all whole numbers from 0 to {2**53 - 1:,}; give counts of pairs, not shares.")
     return array.astype(np.int64)
 
 
