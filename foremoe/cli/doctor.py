@@ -15,8 +15,9 @@ from foremoe.base.errors import first_line
 from foremoe.base.extensions import entry_point_names
 from foremoe.base.hardware import hardware
 from foremoe.base.version import __version__
+from foremoe.cli.job_options import judge_job
 from foremoe.cli.jsonio import JsonCommand, emit, require_writable
-from foremoe.cli.options import table_options
+from foremoe.cli.options import option, table_options
 from foremoe.cli.tables import Column, Look, Table
 from foremoe.planner.parsing import GROUP
 from foremoe.solvers.search.descend import search_rows
@@ -41,22 +42,34 @@ _VARIABLES = (
 
 _HELP = """Shows what foremoe finds on this machine: versions, GPUs, plug-ins and folders.
 
-The command changes and measures nothing. Put its output into a bug report.
+The command changes and measures nothing. Put its output into a bug report. With --job, it also says which Megatron options of a
+job foremoe refuses. The exit code is 1 if there are any.
 
 \b
 Example:
-  foremoe doctor
+  foremoe doctor --job resolved.yaml
 """
 
 
 @click.command(cls=JsonCommand, help=_HELP)
+@option(
+    "--job", metavar="FILE",
+    help="Resolved settings of a job (YAML, JSON or TOML), or Megatron's flags as text.  [default: no job is checked]",
+)  # fmt: skip
 @table_options
-def doctor(json_file: str | None, look: Look = Look()) -> None:  # noqa: B008
+def doctor(job: str | None, json_file: str | None, look: Look = Look()) -> None:  # noqa: B008
     """Runs ``foremoe doctor``."""
-    require_writable({"the JSON file": json_file})
+    require_writable({"the JSON file": json_file}, [job])
     look.require(COLUMNS)
+    judged = [] if job is None else judge_job(job)
     rows = [{"part": part, "found": found, "use": use} for part, found, use in _parts()]
-    emit(json_file, {"parts": rows}, [Table(COLUMNS, rows, rows)], look)
+    payload = {"parts": rows, "job": [{"place": place, "sizes": sizes, "refused": why} for place, sizes, why in judged]}
+    told = [
+        f"{place} ({sizes}): {why or 'no option is refused; experts are checked when attaching'}" for place, sizes, why in judged
+    ]
+    emit(json_file, payload, [*told, *([""] if told else []), Table(COLUMNS, rows, rows)], look)
+    if any(why for *_, why in judged):
+        click.get_current_context().exit(1)
 
 
 def _parts() -> list[tuple[str, str, str]]:
