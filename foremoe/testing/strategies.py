@@ -40,14 +40,76 @@ _FITTED: dict[str, Any] = {
 ROW_KINDS = ("flat", "skewed", "sparse", "one", "zero")
 
 
+# A draw takes 0.1 ms, whatever it draws. So values that do not depend on each other share one draw of a whole number.
+
+
+@functools.cache
+def _below(count: int) -> st.SearchStrategy[int]:
+    """Draws a whole number from 0 to below `count`.
+
+    hypothesis copies numbers between strategies that it takes for the same, as all ``st.integers``. These differ by `count`.
+    """
+    return st.sampled_from(range(count))
+
+
+def _digits(draw: st.DrawFn, bases: Sequence[int]) -> list[int]:
+    """Draws a whole number from 0 to below each base."""
+    digits: list[int] = []
+    while len(digits) < len(bases):
+        chunk, count = [bases[len(digits)]], bases[len(digits)]
+        # hypothesis prefers small numbers where the range is wider.
+        for base in bases[len(digits) + 1 :]:
+            if count * base > 256:
+                break
+            chunk.append(base)
+            count *= base
+        left = draw(_below(count)) if count > 1 else 0
+        for base in chunk:
+            left, digit = divmod(left, base)
+            digits.append(digit)
+    return digits
+
+
+def _one_of_each(draw: st.DrawFn, **values: Sequence[Any]) -> dict[str, Any]:
+    """Draws one of the values of every name. The first values are the simplest."""
+    digits = _digits(draw, [len(several) for several in values.values()])
+    return {name: several[digit] for (name, several), digit in zip(values.items(), digits, strict=True)}
+
+
+def _model(draw: st.DrawFn, num_experts: int) -> Model:
+    drawn = _one_of_each(
+        draw, first_moe_layer=(0, 1), num_topk=range(1, min(2, num_experts) + 1), hidden_size=(4, 16)
+    )  # fmt: skip
+    return Model(
+        name="toy", num_layers=16, num_experts=num_experts, ffn_size=8, attention_params=64, num_heads=1, qk_head_dim=4,
+        v_head_dim=4, source="made up for tests", **drawn,
+    )  # fmt: skip
+
+
 @st.composite
 def models(draw: st.DrawFn, *, num_experts: int | None = None) -> Model:
     """Draws small models in which a pair takes about as long to compute as an expert takes to copy."""
-    experts = draw(st.integers(1, 8)) if num_experts is None else num_experts
-    return Model(
-        name="toy", num_layers=16, first_moe_layer=draw(st.sampled_from([0, 1])), num_experts=experts,
-        num_topk=draw(st.integers(1, min(2, experts))), hidden_size=draw(st.sampled_from([4, 16])), ffn_size=8,
-        attention_params=64, num_heads=1, qk_head_dim=4, v_head_dim=4, source="made up for tests",
+    return _model(draw, draw(st.integers(1, 8)) if num_experts is None else num_experts)
+
+
+def _cluster(draw: st.DrawFn, min_ranks: int, max_ranks: int, symmetric: bool) -> Cluster:
+    ranks = min_ranks + _digits(draw, [max_ranks - min_ranks + 1])[0]
+    if symmetric:
+        sizes = [d for d in range(1, ranks + 1) if ranks % d == 0]
+        node_G = np.arange(ranks) // sizes[_digits(draw, [len(sizes)])[0]]
+    else:
+        most, *node_of = _digits(draw, [2, *[ranks] * ranks])
+        # Half of the clusters have at most three nodes.
+        node_G = np.unique(np.array(node_of) % (ranks if most else 3), return_inverse=True)[1]
+    drawn = _one_of_each(
+        draw, flops_per_s=(1e8, 1e9, 1e12), compute_efficiency=(0.5, 1.0), slot_overhead_s=(0.0, 1e-6),
+        rdma_bytes_per_s=(1e8, 4e9), host_bytes_per_s=(1e8, 4e9), peer_latency_s=(0.0, 1e-7), rdma_latency_s=(0.0, 1e-6),
+        nic_sharing=(1, 2), dispatch=DISPATCHES, exchange_bytes_per_s=(None, 2e8), copy_contention=(0.0, 0.05, 1.0),
+        fitted=({}, _FITTED),
+    )  # fmt: skip
+    return Cluster(
+        name="toy", num_ranks=ranks, node_of_rank_G=node_G, peer_bytes_per_s=1e9, host_latency_s=1e-7, memory_bytes=10**9,
+        source="made up for tests", **drawn.pop("fitted"), **drawn,
     )  # fmt: skip
 
 
@@ -57,25 +119,29 @@ def clusters(draw: st.DrawFn, *, min_ranks: int = 1, max_ranks: int = 6, symmetr
 
     If `symmetric` is True, all nodes have the same size and ranks are in order.
     """
-    ranks = draw(st.integers(min_ranks, max_ranks))
-    if symmetric:
-        per_node = draw(st.sampled_from([d for d in range(1, ranks + 1) if ranks % d == 0]))
-        node_G = np.arange(ranks) // per_node
+    return _cluster(draw, min_ranks, max_ranks, symmetric)
+
+
+def _schedule(draw: st.DrawFn, num_micro_steps: int, num_layers: int, stage: str, uneven: bool) -> Schedule:
+    M = num_micro_steps
+    if stage == "recompute":
+        return Schedule.forward_only(M)
+    chunks = [v for v in range(2, num_layers + 1) if num_layers % v == 0 or uneven]
+    kinds = ("accumulate", "1f1b", "interleaved") if chunks else ("accumulate", "1f1b")
+    drawn = _one_of_each(
+        draw, reforward=(False, True), kind=kinds, chunks=chunks or (1,), even=(True, False), block=(False, True)
+    )
+    kind, reforward = drawn["kind"], drawn["reforward"]
+    if kind == "accumulate":
+        schedule = Schedule.accumulate(M, reforward)
     else:
-        node_G = np.unique(
-            draw(st.lists(st.integers(0, draw(st.sampled_from([2, ranks - 1]))), min_size=ranks, max_size=ranks)),
-            return_inverse=True,
-        )[1]
-    return Cluster(
-        name="toy", num_ranks=ranks, node_of_rank_G=node_G, flops_per_s=draw(st.sampled_from([1e8, 1e9, 1e12])),
-        compute_efficiency=draw(st.sampled_from([0.5, 1.0])), slot_overhead_s=draw(st.sampled_from([0.0, 1e-6])),
-        peer_bytes_per_s=1e9, rdma_bytes_per_s=draw(st.sampled_from([1e8, 4e9])),
-        host_bytes_per_s=draw(st.sampled_from([1e8, 4e9])), peer_latency_s=draw(st.sampled_from([0.0, 1e-7])),
-        rdma_latency_s=draw(st.sampled_from([0.0, 1e-6])), host_latency_s=1e-7, nic_sharing=draw(st.sampled_from([1, 2])),
-        dispatch=draw(st.sampled_from(DISPATCHES)), exchange_bytes_per_s=draw(st.sampled_from([None, 2e8])),
-        copy_contention=draw(st.sampled_from([0.0, 0.05, 1.0])), memory_bytes=10**9, **draw(st.sampled_from([{}, _FITTED])),
-        source="made up for tests",
-    )  # fmt: skip
+        sizes = [pp for pp in range(1, 5) if kind == "1f1b" or M % pp == 0]
+        pp, pp_rank = draw(st.sampled_from([(pp, rank) for pp in sizes for rank in range(pp)]))
+        if kind == "1f1b":
+            schedule = Schedule.one_f_one_b(M, pp, pp_rank, reforward)
+        else:
+            schedule = Schedule.interleaved(M, pp, drawn["chunks"], pp_rank, reforward)
+    return _uneven(draw, schedule, num_layers, drawn["even"], drawn["block"]) if uneven else schedule
 
 
 @st.composite
@@ -89,41 +155,22 @@ def schedules(
         uneven: Whether to include schedules with chunks of different sizes and with activation recomputation in blocks of several
             layers.
     """
-    M = num_micro_steps
-    if (draw(st.sampled_from(STAGES)) if stage is None else stage) == "recompute":
-        return Schedule.forward_only(M)
-    reforward = draw(st.booleans())
-    chunks = [v for v in range(2, num_layers + 1) if num_layers % v == 0 or uneven]
-    kind = draw(st.sampled_from(["accumulate", "1f1b", *(["interleaved"] if chunks else [])]))
-    if kind == "accumulate":
-        schedule = Schedule.accumulate(M, reforward)
-    else:
-        pp = draw(st.sampled_from([p for p in range(1, 5) if kind == "1f1b" or M % p == 0]))
-        pp_rank = draw(st.integers(0, pp - 1))
-        if kind == "1f1b":
-            schedule = Schedule.one_f_one_b(M, pp, pp_rank, reforward)
-        else:
-            schedule = Schedule.interleaved(M, pp, draw(st.sampled_from(chunks)), pp_rank, reforward)
-    return draw(_uneven(schedule, num_layers)) if uneven else schedule
+    stage = draw(st.sampled_from(STAGES)) if stage is None else stage
+    return _schedule(draw, num_micro_steps, num_layers, stage, uneven)
 
 
-@st.composite
-def _uneven(draw: st.DrawFn, schedule: Schedule, num_layers: int) -> Schedule:
-    """Returns the schedule with random chunks and blocks of layers."""
-    chunk_L = np.sort(np.array(draw(_lists(schedule.num_chunks, num_layers)), np.int32))
-    if num_layers % schedule.num_chunks == 0 and draw(st.booleans()):
+def _uneven(draw: st.DrawFn, schedule: Schedule, num_layers: int, even: bool, block: bool) -> Schedule:
+    """Returns the schedule with random chunks, unless they may be `even`, and, if `block`, with blocks of layers."""
+    if even and num_layers % schedule.num_chunks == 0:
         chunk_L = schedule.chunks(num_layers)
     else:
+        chunk_L = np.sort(np.array(_digits(draw, [schedule.num_chunks] * num_layers), np.int32))
         schedule = dataclasses.replace(schedule, chunk_L=chunk_L)
-    if not schedule.reforward or draw(st.booleans()):
+    if not (schedule.reforward and block):
         return schedule
-    new_L = np.array(draw(_lists(2, num_layers)), bool)
+    new_L = np.array(_digits(draw, [2] * num_layers), bool)
     new_L[1:] |= np.diff(chunk_L) > 0
     return dataclasses.replace(schedule, block_L=np.cumsum(new_L))
-
-
-def _lists(below: int, length: int) -> st.SearchStrategy[list[int]]:
-    return st.lists(st.integers(0, below - 1), min_size=length, max_size=length)
 
 
 @st.composite
@@ -146,37 +193,48 @@ def problems(
         uneven: Whether to include schedules with chunks of different sizes and with activation recomputation in blocks of several
             layers.
     """
-    cluster = draw(clusters(min_ranks=min_ranks, max_ranks=max_ranks, symmetric=symmetric))
+    cluster = _cluster(draw, min_ranks, max_ranks, symmetric)
     G = cluster.num_ranks
-    E = G * draw(st.integers(1, max_base))
-    M, L = draw(st.integers(min_micro_steps, max_micro_steps)), draw(st.integers(min_layers, max_layers))
-    stage = draw(st.sampled_from(list(stages)))
-    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    kinds = draw(st.lists(st.sampled_from(list(row_kinds)), min_size=M * L, max_size=M * L))
+    size = _one_of_each(
+        draw, base=range(1, max_base + 1), M=range(min_micro_steps, max_micro_steps + 1), L=range(min_layers, max_layers + 1)
+    )  # fmt: skip
+    E, M, L = G * size["base"], size["M"], size["L"]
+    seed = draw(st.integers(0, 2**32 - 1))
+    kinds = [row_kinds[kind] for kind in _digits(draw, [len(row_kinds)] * (M * L))]
+    drawn = _one_of_each(
+        draw, stage=stages, objective=objectives, overlap=(0.0, 0.5, 1.0), replicas=replicas,
+        redundant=range(min(min_redundant, E), min(max_redundant, E) + 1),
+        slot_depth=(1, 2, 3) if slot_depth is None else (slot_depth,), permuted=(False, True),
+        known=("nothing", "tokens", "attention"), sources=(False, True) if sources is None else (sources,), first_layer=(0, 3),
+    )  # fmt: skip
+    rng = np.random.default_rng(seed)
     load_MLGE = np.stack([_row(kind, G, E, max_pairs, rng) for kind in kinds]).reshape(M, L, G, E)
-    permuted, known = draw(st.booleans()), draw(st.sampled_from(["nothing", "tokens", "attention"]))
     tokens_MG = rng.integers(0, 50, (M, G)).astype(np.int32)
     return Problem(
-        model=draw(models(num_experts=E)), cluster=cluster,
-        cost=CostModel(objective=draw(st.sampled_from(list(objectives))), overlap=draw(st.sampled_from([0.0, 0.5, 1.0]))),
-        stage=stage, schedule=draw(schedules(M, num_layers=L, stage=stage, uneven=uneven)),
-        redundant=draw(st.integers(min(min_redundant, E), min(max_redundant, E))),
-        slot_depth=draw(st.integers(1, 3)) if slot_depth is None else slot_depth,
-        replicas=draw(st.sampled_from(list(replicas))),
-        home_LE=np.stack([rng.permutation(E) if permuted else np.arange(E) for _ in range(L)]), load_MLE=load_MLGE.sum(axis=2),
-        load_MLGE=load_MLGE if (draw(st.booleans()) if sources is None else sources) else None,
-        tokens_MG=None if known == "nothing" else tokens_MG,
-        attention_MG=tokens_MG.astype(np.float64) ** 2 if known == "attention" else None,
-        moe_layer_L=np.arange(L) + draw(st.sampled_from([0, 3])),
+        model=_model(draw, E), cluster=cluster,
+        cost=CostModel(objective=drawn["objective"], overlap=drawn["overlap"]),
+        stage=drawn["stage"], schedule=_schedule(draw, M, L, drawn["stage"], uneven),
+        redundant=drawn["redundant"], slot_depth=drawn["slot_depth"], replicas=drawn["replicas"],
+        home_LE=np.stack([rng.permutation(E) if drawn["permuted"] else np.arange(E) for _ in range(L)]),
+        load_MLE=load_MLGE.sum(axis=2), load_MLGE=load_MLGE if drawn["sources"] else None,
+        tokens_MG=None if drawn["known"] == "nothing" else tokens_MG,
+        attention_MG=tokens_MG.astype(np.float64) ** 2 if drawn["known"] == "attention" else None,
+        moe_layer_L=np.arange(L) + drawn["first_layer"],
     )  # fmt: skip
+
+
+# (density, evenness) of `random_placement`.
+_SPREADS = tuple((density, evenness) for density in (1.0, 0.6, 0.2, 0.0) for evenness in (0.1, 1.0, 50.0))
 
 
 def placements(problem: Problem) -> st.SearchStrategy[Placement]:
     """Draws valid placements for `problem`, from static placement to placements in which all redundant slots are filled."""
-    return st.builds(
-        functools.partial(random_placement, problem), st.builds(np.random.default_rng, st.integers(0, 2**32 - 1)),
-        density=st.sampled_from([1.0, 0.6, 0.2, 0.0]), evenness=st.sampled_from([0.1, 1.0, 50.0]),
-    )  # fmt: skip
+
+    def placement(seed: int, spread: int) -> Placement:
+        density, evenness = _SPREADS[spread]
+        return random_placement(problem, np.random.default_rng(seed), density=density, evenness=evenness)
+
+    return st.builds(placement, st.integers(0, 2**32 - 1), _below(len(_SPREADS)))
 
 
 def plans(problem: Problem) -> st.SearchStrategy[Plan]:

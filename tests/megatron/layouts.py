@@ -1,9 +1,9 @@
 """Which layouts are tested: every pair of what a program can be asked for, in few runs."""
 
 import collections
-import dataclasses
 import itertools
 import os
+import random
 from dataclasses import dataclass
 
 from program import Layout
@@ -15,12 +15,18 @@ FACTORS = {
     "recompute": (None, "full", "full2", "block", "selective"),
     "overlap_grad": (False, True),
     "optimizer": ("plain", "distributed", "overlap_param"),
-    "experts": (("sequential", "fp32"), ("sequential", "bf16"), ("grouped", "bf16")),  # Megatron has no grouped float32
+    # Modules, parameters' dtype and main gradients'; Megatron has no grouped float32.
+    "experts": (
+        ("sequential", "fp32", "fp32"), ("sequential", "bf16", "fp32"), ("sequential", "bf16", "bf16"),
+        ("grouped", "bf16", "fp32"), ("grouped", "bf16", "bf16"),
+    ),
     "slot_depth": (1, 3, 8),
     "nodes": (1, 2),
     "dense": (False, True),
     "shared_experts": (False, True),
-}
+}  # fmt: skip
+# Of the first 150 seeds, one with the fewest choices: 28, where grid and experts alone need 25.
+SEED = 41
 
 
 @dataclass(frozen=True)
@@ -53,7 +59,8 @@ def case_of(choice):
         ep=ep, tp=choice["tp"], pp=pp, vpp=vpp, num_layers=num_layers, dense=(1,) if choice["dense"] else (),
         recompute=choice["recompute"], distributed=choice["optimizer"] != "plain", overlap_grad=choice["overlap_grad"],
         overlap_param=choice["optimizer"] == "overlap_param", bf16=choice["experts"][1] == "bf16",
-        grouped=choice["experts"][0] == "grouped", shared_experts=choice["shared_experts"], M=2 if chunks == 1 else 4,
+        narrow=choice["experts"][1:] == ("bf16", "bf16"), grouped=choice["experts"][0] == "grouped",
+        shared_experts=choice["shared_experts"], M=2 if chunks == 1 else 4,
     )  # fmt: skip
     return Case(num_ranks, layout, choice["slot_depth"], choice["nodes"])
 
@@ -74,13 +81,15 @@ def covering():
     """Choices that together hold every pair: each is built up factor by factor, by what is new with it."""
     left, choices = all_pairs(), []
     used = collections.Counter()
+    drawn = random.Random(SEED)
     while left:
         # Start from a pair that nobody has; then each factor takes the value with the most new pairs to those before, or the
         # one that was used least.
-        choice = dict(min(left, key=repr))
-        for name, values in FACTORS.items():
-            if name not in choice:
-                choice[name] = max(values, key=lambda v, n=name: (_num_new(left, choice, n, v), -used[n, v]))
+        choice = dict(drawn.choice(sorted(left, key=repr)))
+        names = [name for name in FACTORS if name not in choice]
+        drawn.shuffle(names)
+        for name in names:
+            choice[name] = max(FACTORS[name], key=lambda v, n=name: (_num_new(left, choice, n, v), -used[n, v]))
         choice = {name: choice[name] for name in FACTORS}
         used.update(choice.items())
         left -= pairs_of(choice)
@@ -96,20 +105,20 @@ def _num_new(left, choice, name, value):
 
 CHOICES = sorted(covering(), key=lambda choice: [repr(choice["grid"]), choice["tp"]])
 CASES = [case_of(choice) for choice in CHOICES]
-# Those in bf16 with main gradients in bf16, too; in float32, main gradients are as wide as parameters anyway.
-NARROW = [
-    dataclasses.replace(case, layout=dataclasses.replace(case.layout, narrow=True)) for case in CASES if case.layout.bf16
-]  # fmt: skip
 
 
-def few(together, names=tuple(FACTORS), reverse=False):
+def few(together, names=tuple(FACTORS), reverse=False, each=()):
     """Fewer of CASES, in their order: all combinations of so many values of the named factors that there are in CASES.
 
     For laws that do not depend on every pair; at night they are tried on all cases.
+
+    Args:
+        each: factors that every combination has a value of.
     """
     if os.environ.get("HYPOTHESIS_PROFILE") == "nightly":
         return CASES
-    combinations = [set(itertools.combinations(((name, choice[name]) for name in names), together)) for choice in CHOICES]
+    chosen = [some for some in itertools.combinations(names, together) if set(each) <= set(some)]
+    combinations = [{tuple((name, choice[name]) for name in some) for some in chosen} for choice in CHOICES]
     left, taken = set().union(*combinations), set()
     order = sorted(range(len(CASES)), reverse=reverse)
     while left:
