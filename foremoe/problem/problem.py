@@ -72,8 +72,7 @@ class Problem(ArrayValue, Derived):
         load_MLE: Number of (token, expert) pairs of each expert, int32.
         load_MLGE: Number of pairs of each expert by source rank, int32. If None, dispatch is priced as if all ranks sent the same
             number of pairs.
-        tokens_MG: Number of tokens per source rank, int32. If None, the cost model omits attention and other work before the
-            experts.
+        tokens_MG: Number of tokens per source rank, int32. If None, the cost model omits the work before the experts.
         attention_MG: Sum of squared sequence lengths per source rank, float64, or None.
         moe_layer_L: Indices of the planned layers among all layers of the model, int32.
         trace_id: Id of the trace that the load comes from, or an empty string.
