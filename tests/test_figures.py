@@ -64,4 +64,4 @@ def test_a_changed_figure_is_found() -> None:
 def test_the_readme_says_in_prose_what_a_slot_takes_in_its_example() -> None:
     text = (ROOT / "README.md").read_text()
     size = re.search(r"; ([\d.]+) GB per slot\)", text)
-    assert size and f"each slot for copies takes {1e3 * float(size[1]):.0f} MB per GPU" in text
+    assert size and f"slot for copies of Qwen3-30B-A3B takes {1e3 * float(size[1]):.0f} MB" in text

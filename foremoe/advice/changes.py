@@ -80,7 +80,7 @@ class Advice:
 
     @property
     def best(self) -> Change | None:
-        """The recommended change, or None if no change gains 1 % (a layout: 4 %).
+        """The recommended change, or None if no change gains 1 % (a layout: 5 %).
 
         A change that makes the case fit into memory has priority, first of all activation recomputation. The number of slots
         comes next, then the change with the largest gain. Slots have priority over other changes because they work in every
@@ -132,7 +132,7 @@ class Advice:
         return f"{unfit}{best.name}: {best.speedup - 1.0:.1%} more tokens per second ({best.cost}){larger}"
 
 
-LAYOUT_ERROR = 0.04
+LAYOUT_ERROR = 0.05
 """Largest error of an estimated layout (docs/advice.md). A layout that gains less is not recommended."""
 LAYOUT, LONGER = f"another layout, ±{LAYOUT_ERROR * 100:.0f} %", "other micro-steps"
 REDEALT = (LAYOUT, LONGER)  # costs of the cases in `redealt`, which not every command tries
