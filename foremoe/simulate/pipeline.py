@@ -31,7 +31,7 @@ def pipeline_problems(problem: Problem, pp: int, vpp: int = 1) -> list[Problem]:
         InputError: There are more chunks than layers, or an interleaved schedule does not allow this number of micro-steps.
     """
     if pp < 1 or vpp < 1 or pp * vpp > problem.L:
-        raise InputError(f"{pp} pipeline ranks with {vpp} chunks each need {pp * vpp} layers; the problem has {problem.L}.")
+        raise InputError(f"PP{pp} with VPP{vpp} needs {pp * vpp} layers; the problem has {problem.L}.")
     chunks = np.array_split(np.arange(problem.L), pp * vpp)
     trains, reforward = problem.schedule.trains, problem.schedule.reforward
     out = []

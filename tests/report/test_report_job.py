@@ -104,7 +104,7 @@ def test_one_plan_alone_has_no_parts(page):
     ("arguments", "words"),
     [
         (["--ep", "3"], "give --ep one of"),
-        (["--pp", "6"], "6 pipeline ranks with 1 chunks each need 6 layers"),
+        (["--pp", "6"], "PP6 with VPP1 needs 6 layers"),
         (["--pp", "2", "--schedule", "forward"], "leave --schedule out"),
         (["--pp", "2", "--plan", "plan.safetensors"], "leave out --plan"),
         (["--ep", "4", "--planner", "Planner(home=Anneal())"], "home level out"),

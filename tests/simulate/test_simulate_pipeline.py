@@ -84,7 +84,7 @@ def test_a_pipeline_of_skewed_stages(seed, shape, recompute):
 
 def test_what_cannot_be_a_pipeline_is_refused():
     problem = even(num_micro_steps=4, num_layers=3)
-    with pytest.raises(foremoe.InputError, match="as many layers"):
+    with pytest.raises(foremoe.InputError, match="needs 4 layers"):
         pipeline_problems(problem, 4)
     first, last = plan_pipeline(problem, STATIC, 2)
     with pytest.raises(foremoe.InputError, match="wait for each other"):
