@@ -41,10 +41,10 @@ class Plan(ArrayValue, Checked):
 
     Example:
         >>> plan
-        Plan(4 micro-steps, 4 layers, 8 ranks, 32 experts, R=1, 101 replicas, stage='update', objective='time')
+        Plan(4 micro-steps, 4 layers, 8 ranks, 32 experts, R=1, 103 replicas, stage='update', objective='time')
         >>> plan.check(problem)
         >>> int(plan.load_NG.max()), int(problem.static().load_NG().max())
-        (33039, 73744)
+        (33480, 73744)
     """
 
     header: PlanHeader
