@@ -42,8 +42,8 @@ _VARIABLES = (
 
 _HELP = """Shows what foremoe finds on this machine: versions, GPUs, plug-ins and folders.
 
-The command changes and measures nothing. Put its output into a bug report. With --job, it also says which Megatron options of a
-job foremoe refuses. The exit code is 1 if there are any.
+The command changes and measures nothing. Put its output into a bug report. With --job, it also names the first option of a job
+that foremoe refuses. The exit code is then 1. Experts themselves are checked only when attaching.
 
 \b
 Example:
@@ -54,21 +54,25 @@ Example:
 @click.command(cls=JsonCommand, help=_HELP)
 @option(
     "--job", metavar="FILE",
-    help="Resolved settings of a job (YAML, JSON or TOML), or Megatron's flags as text.  [default: no job is checked]",
+    help="Resolved settings of veRL or NeMo-RL, or Megatron's options (YAML, JSON or TOML), or Megatron's flags as text."
+    "  [default: no job is checked]",
 )  # fmt: skip
 @table_options
 def doctor(job: str | None, json_file: str | None, look: Look = Look()) -> None:  # noqa: B008
     """Runs ``foremoe doctor``."""
     require_writable({"the JSON file": json_file}, [job])
     look.require(COLUMNS)
-    judged = [] if job is None else judge_job(job)
+    judged = None if job is None else judge_job(job)
     rows = [{"part": part, "found": found, "use": use} for part, found, use in _parts()]
-    payload = {"parts": rows, "job": [{"place": place, "sizes": sizes, "refused": why} for place, sizes, why in judged]}
-    told = [
-        f"{place} ({sizes}): {why or 'no option is refused; experts are checked when attaching'}" for place, sizes, why in judged
-    ]
-    emit(json_file, payload, [*told, *([""] if told else []), Table(COLUMNS, rows, rows)], look)
-    if any(why for *_, why in judged):
+    told = []
+    if judged is not None:
+        told = [
+            f"{judged.place} ({judged.sizes}): {judged.refused or 'no option is refused; experts are checked when attaching'}",
+            "",
+        ]
+    payload = {"parts": rows, "job": None if judged is None else judged._asdict()}
+    emit(json_file, payload, [*told, Table(COLUMNS, rows, rows)], look)
+    if judged is not None and judged.refused:
         click.get_current_context().exit(1)
 
 

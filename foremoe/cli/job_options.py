@@ -1,4 +1,4 @@
-"""Options of a trainer's job that foremoe refuses, found in its resolved settings or command line before the job runs."""
+"""The first option of a trainer's job that foremoe refuses, found in its resolved settings or its flags before the job runs."""
 
 from __future__ import annotations
 
@@ -6,57 +6,97 @@ import importlib
 import json
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import PurePath
-from typing import Any
+from typing import Any, NamedTuple
 
 from foremoe.base.errors import InputError, first_line
 from foremoe.base.files import read_file
+from foremoe.integrations import nemo_rl
 from foremoe.integrations.supported import Parallel, refusal_of
 
-_LIMIT, _DEPTH, _NODES = 4 << 20, 32, 100_000  # bytes, levels and entries of a file of settings
+_LIMIT = 256 << 10  # bytes of a file; YAML is read slowly
 _SIZE, _DISPATCHER = "expert_model_parallel_size", "moe_token_dispatcher_type"
-_RENAMED = {"fp8_format": "fp8", "fp4_format": "fp4"}  # flags that name an option differently
-# Dispatcher of a job that sets none: Megatron's own default, and what veRL sets.
-_DEFAULT, _DEFAULT_OF_VERL = "allgather", "alltoall"
+# Flags of Megatron's command line that name an option differently.
+_RENAMED = {
+    "fp8_format": "fp8", "fp4_format": "fp4", "num_virtual_stages_per_pipeline_rank": "virtual_pipeline_model_parallel_size",
+    "microbatch_group_size_per_virtual_pipeline_stage": "microbatch_group_size_per_vp_stage",
+}  # fmt: skip
+_WORDS = {"true": True, "false": False, "null": None, "none": None}
 
 
-def judge_job(path: str) -> list[tuple[str, str, str]]:
-    """Returns the place, the parallel sizes and the first refused option of every part of a job that has expert parallelism.
+class Judged(NamedTuple):
+    """A job's part that runs experts, its parallel sizes, and the reason why foremoe would refuse it, or an empty string."""
 
-    The file has the settings as YAML, JSON or TOML, or else Megatron's flags as on a command line. A part is a mapping with
-    `expert_model_parallel_size`, together with all that it contains.
+    place: str
+    sizes: str
+    refused: str
+
+
+def judge_job(path: str) -> Judged:
+    """Judges the options of the job that a file describes.
+
+    The file has the resolved settings of veRL or NeMo-RL, or Megatron's options, as YAML, JSON or TOML. Other files have
+    Megatron's flags, as on a command line. A dispatcher that is not set counts as supported, because trainers set it themselves.
 
     Raises:
-        InputError: The file cannot be read or has no such part.
+        InputError: The file cannot be read, or has no expert parallelism.
     """
     settings = _settings_of(path)
-    default = _DEFAULT_OF_VERL if "actor_rollout_ref" in settings else _DEFAULT
-    found: list[tuple[str, str, str]] = []
-    for place, options in _parts_of(settings):
-        for name, value in options.items():
-            if name.endswith("_parallel_size") and not isinstance(value, int | None):
-                raise InputError(f"{name} of {place} is {value!r}, not a number; give settings without references.")
-        get = ({_DISPATCHER: default} | options).get
-        parallel = Parallel.of(get)
-        refusal = refusal_of(get, parallel)
-        sizes = f"EP{options[_SIZE]}, TP{parallel.tp}, PP{parallel.pp}, {get(_DISPATCHER)}"
-        found.append((place, sizes, "" if refusal is None else refusal.reason))
-    if not found:
-        raise InputError(f"{path!r} has no {_SIZE}; give the resolved settings or the flags of a Megatron job.")
-    return found
+    place, options = "the job", dict(settings)
+    policy, actor = _at(settings, "policy"), _at(settings, "actor_rollout_ref", "actor", "megatron")
+    if policy is not None and _at(policy, "megatron_cfg") is not None:
+        place, options = "policy.megatron_cfg", nemo_rl.options_of(policy)
+    elif actor is not None:
+        place, options = "actor_rollout_ref.actor.megatron", {**actor, **(_at(actor, "override_transformer_config") or {})}
+    if any(options.get(old) for old in ("enable_cuda_graph", "external_cuda_graph")):
+        options.setdefault("cuda_graph_impl", "local")
+    get = _get(options)
+    parallel, dispatcher = Parallel.of(get), get(_DISPATCHER, None)
+    if (get(_SIZE, None) or 1) < 2:
+        raise InputError(f"{path!r} has no {_SIZE} above 1; give the resolved settings or the flags of a job with experts.")
+    refusal = refusal_of(get if dispatcher else _get({**options, _DISPATCHER: "alltoall"}), parallel)
+    if refusal is None and place == "policy.megatron_cfg":
+        refusal = nemo_rl.refusal_in(policy)
+    sizes = f"EP{get(_SIZE, None)}, TP{parallel.tp}, PP{parallel.pp}, {dispatcher or 'dispatcher not set here'}"
+    return Judged(place, sizes, "" if refusal is None else refusal.reason)
+
+
+def _at(settings: Mapping[str, Any], *names: str) -> Mapping[str, Any] | None:
+    found: Any = settings
+    for name in names:
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found if isinstance(found, Mapping) else None
+
+
+def _get(options: Mapping[str, Any]) -> Callable[[str, Any], Any]:
+    """Returns a function that looks up an option, and refuses a reference or a parallel size that is not a number."""
+
+    def get(name: str, default: Any) -> Any:
+        value = options.get(name, default)
+        if isinstance(value, str):
+            value = _WORDS.get(value.lower(), value)
+        if isinstance(value, str) and "$" in value:
+            raise InputError(f"{name} is {value!r}; give settings without references.")
+        number = isinstance(value, int) and not isinstance(value, bool) and value > 0
+        if name.endswith("_parallel_size") and value is not None and not number:
+            raise InputError(f"{name} is {str(value)[:40]!r}; a parallel size is a whole number of at least 1.")
+        return value
+
+    return get
 
 
 def _settings_of(path: str) -> Mapping[str, Any]:
+    readers: dict[str, Callable[[str], Any]] = {".json": json.loads, ".toml": tomllib.loads, ".yaml": _yaml, ".yml": _yaml}
     kind = PurePath(path).suffix.lower()
     raw = read_file(path, _LIMIT)
-    readers: dict[str, Callable[[str], Any]] = {".json": json.loads, ".toml": tomllib.loads, ".yaml": _yaml, ".yml": _yaml}
     try:
         settings = readers.get(kind, _flags)(raw.decode("utf-8-sig"))
     except InputError:
         raise
     except (Exception, RecursionError) as error:  # readers raise many kinds of errors
-        raise InputError(f"{path!r} cannot be read as {kind[1:]} ({first_line(error)}); check the file.") from None
+        form = kind[1:].upper() if kind in readers else "flags"
+        raise InputError(f"{path!r} cannot be read as {form} ({first_line(error)}); check the file.") from None
     if not isinstance(settings, Mapping):
         raise InputError(f"{path!r} holds a {type(settings).__name__}; give a file of named settings.")
     return settings
@@ -72,48 +112,25 @@ def _yaml(text: str) -> Any:
 
 def _flags(text: str) -> dict[str, Any]:
     """Reads Megatron's flags, such as ``--tensor-model-parallel-size 2 --sequence-parallel``. Other words are ignored."""
-    options: dict[str, Any] = {}
+    given: dict[str, list[Any]] = {}
     name = ""
-    for word in re.findall(r"""[^\s"'()\\]+""", re.sub(r"(?m)(^|\s)#.*", "", text)):
+    for word in re.findall(r"[^\s()\\]+", re.sub(r"(?m)(^|\s)#.*", "", text)):
+        word = word.strip("\"';,")
         if word.startswith("--"):
             flag, equals, value = word[2:].partition("=")
             name = flag.replace("-", "_")
             name = _RENAMED.get(name, name)
-            options[name] = _value(value) if equals else True
-        elif name and options[name] is True:
-            options[name] = _value(word)
+            given[name] = [_value(value)] if equals else []
+        elif name and word:
+            given[name].append(_value(word))
+    options = {name: values if len(values) > 1 else values[0] if values else True for name, values in given.items()}
+    layers, of_chunk = options.get("num_layers"), options.get("num_layers_per_virtual_pipeline_stage")
+    if isinstance(layers, int) and isinstance(of_chunk, int) and of_chunk > 0:
+        stages = options.get("pipeline_model_parallel_size", 1)
+        options["virtual_pipeline_model_parallel_size"] = max(1, layers // (of_chunk * stages)) if isinstance(stages, int) else 1
     return options
 
 
 def _value(word: str) -> Any:
-    try:
-        return json.loads(word.lower())
-    except ValueError:
-        return word
-
-
-def _parts_of(settings: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields the place and the options of every part. Mappings in a part add their options, unless they are not enabled."""
-    left = [(settings, "", 0)]
-    num = 0
-    while left:
-        node, place, depth = left.pop()
-        options: dict[str, Any] = {}
-        inner = [(node, place, depth)]
-        is_part = _SIZE in node
-        while inner:
-            at, where, deep = inner.pop()
-            for key, value in at.items():
-                num += 1
-                if num > _NODES or deep > _DEPTH:
-                    raise InputError(f"the settings have over {_NODES:,} entries or {_DEPTH} levels; give those of one job.")
-                below = f"{where}.{key}" if where else str(key)
-                if not isinstance(value, Mapping):
-                    options.setdefault(str(key), value)
-                elif is_part and _SIZE not in value:
-                    if value.get("enabled") is not False:
-                        inner.append((value, below, deep + 1))
-                else:
-                    left.append((value, below, deep + 1))
-        if is_part:
-            yield place or "the job", options
+    word = word.strip("\"'")
+    return int(word) if re.fullmatch(r"-?\d{1,9}", word) else word

@@ -1,7 +1,7 @@
 """The command ``foremoe``, a group of subcommands. It reports bad input as one sentence, and its exit code gives the result.
 
-Exit codes: 0 for success, 1 for a checked plan that is broken or belongs to another trace, 2 for bad input, 130 if
-interrupted. The module of a command is imported when the command runs, so that ``foremoe --help`` is fast.
+Exit codes: 0 for success, 1 for a checked plan or job with a fault, 2 for bad input, 130 if interrupted. The module of a command
+is imported when the command runs, so that ``foremoe --help`` is fast.
 """
 
 import importlib
@@ -112,7 +112,8 @@ def where_option_is(error: click.NoSuchOption) -> str:
     context = error.ctx or click.Context(main)
     commands = {name: main.get_command(context, name) for name in sorted(COMMANDS)}
     have = [name for name, c in commands.items() if c and any(error.option_name in param.opts for param in c.params)]
-    if not have:
+    mistyped = any(near.startswith(error.option_name) or error.option_name.startswith(near) for near in error.possibilities or ())
+    if not have or mistyped:
         return error.format_message()
     return (
         f"`{context.command_path}` has no option {error.option_name}; {', '.join(have)} {'has' if len(have) == 1 else 'have'} it."
@@ -137,7 +138,7 @@ Start here:
   foremoe plan rollout.npz --ranks 16 -o plan.safetensors
   foremoe check plan.safetensors --trace rollout.npz
 
-Exit codes: 0 for success, 1 for a checked plan that is broken or belongs to another trace, 2 for bad input, 130 if interrupted.
+Exit codes: 0 for success, 1 for a checked plan or job with a fault, 2 for bad input, 130 if interrupted.
 """
 
 

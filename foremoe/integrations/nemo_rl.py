@@ -49,19 +49,28 @@ def settings_of(config: Any) -> Settings:
     Raises:
         InputError: A setting is invalid, or foremoe cannot run with one of NeMo-RL's settings.
     """
-    settings, megatron = Settings.of(config["foremoe"]), config.get("megatron_cfg") or {}
-    options = {**megatron, **(megatron.get("model_overrides") or {})}
-    fp8 = megatron.get("fp8_cfg") or {}
-    if fp8.get("enabled"):
-        options["fp8"] = fp8.get("fp8")
-    options.setdefault("moe_token_dispatcher_type", "alltoall")  # otherwise the model's own, which is checked when attaching
-    refusal = refusal_of(options.get, Parallel.of(options.get))
-    if refusal is None and (megatron.get("peft") or {}).get("enabled"):
-        reason = "replicas of experts with adapters are not supported; train whole experts"
-        refusal = Refusal(reason, {"peft.enabled": False})
+    settings, refusal = Settings.of(config["foremoe"]), refusal_in(config)
     if refusal is not None:
         raise refusal.error(override)
     return settings
+
+
+def options_of(config: Any) -> dict[str, Any]:
+    """Returns the options of Megatron-Core in NeMo-RL's ``policy``."""
+    megatron = config.get("megatron_cfg") or {}
+    options, fp8 = {**megatron, **(megatron.get("model_overrides") or {})}, megatron.get("fp8_cfg") or {}
+    return options | ({"fp8": fp8.get("fp8")} if fp8.get("enabled") else {})
+
+
+def refusal_in(config: Any) -> Refusal | None:
+    """Returns a refusal for the first setting in NeMo-RL's ``policy`` that is not supported, or None."""
+    # A dispatcher that is not set is the model's own, which is checked when attaching.
+    options = {"moe_token_dispatcher_type": "alltoall"} | options_of(config)
+    refusal = refusal_of(options.get, Parallel.of(options.get))
+    if refusal is None and ((config.get("megatron_cfg") or {}).get("peft") or {}).get("enabled"):
+        reason = "replicas of experts with adapters are not supported; train whole experts"
+        refusal = Refusal(reason, {"peft.enabled": False})
+    return refusal
 
 
 def override(name: str, value: Any) -> str:

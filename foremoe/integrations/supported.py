@@ -82,7 +82,7 @@ def refusal_of(get: Get, parallel: Parallel) -> Refusal | None:
         whole, get = get, lambda name, default: default if name in _VIRTUAL else whole(name, default)
     # Renamed in 0.18, where the old name remains as an alias that is always None.
     graphs = "cuda_graph_scope" if get("cuda_graph_modules", graphs_absent := object()) is graphs_absent else "cuda_graph_modules"
-    scopes = [getattr(scope, "name", str(scope)) for scope in get(graphs, None) or []]
+    scopes = _scopes(get(graphs, None))
     graphed = get("cuda_graph_impl", "none") not in (None, "none")
     unknown = next((name for name, wanted in _NOT_FOLLOWED.items() if get(name, wanted) not in (None, wanted)), "")
     group_size = get("microbatch_group_size_per_vp_stage", None)
@@ -123,6 +123,13 @@ def refusal_of(get: Get, parallel: Parallel) -> Refusal | None:
          {"microbatch_group_size_per_vp_stage": parallel.pp}),
     )  # fmt: skip
     return next((Refusal(reason, options) for refused, reason, options in reasons if refused), None)
+
+
+def _scopes(given: Any) -> list[str]:
+    """Returns the names of the scopes of CUDA graphs. Megatron takes a list, or a text with commas."""
+    if isinstance(given, str):
+        given = given.replace(",", " ").split()
+    return [getattr(scope, "name", str(scope)) for scope in given] if isinstance(given, Iterable) else []
 
 
 def hydra(prefix: str) -> Write:

@@ -128,7 +128,7 @@ class Problem(ArrayValue, Derived):
         self.schedule.uses(self.L)
         wrong_L = (np.sort(self.home_LE, axis=1) != np.arange(self.E)).any(axis=1)
         if wrong_L.any():
-            layer = int(np.argmax(wrong_L))
+            layer = np.argmax(wrong_L)
             raise InputError(f"home_LE of layer {layer} is not a permutation of the {self.E} home slots; give each its own.")
         if self.load_MLGE is not None and (self.load_MLGE.sum(axis=2) != self.load_MLE).any():
             raise InputError("load_MLGE summed over source ranks differs from load_MLE; give the sums of the same counts.")
@@ -136,18 +136,19 @@ class Problem(ArrayValue, Derived):
             raise InputError(fault)
 
     def _check_sizes(self) -> None:
-        M, L, E, G = self.M, self.L, self.E, self.G
-        if M == 0 or L == 0:
-            raise InputError(f"a Problem needs at least one micro-step and one layer; got {M} and {L}.")
+        E, G = self.E, self.G
+        if self.N == 0:
+            raise InputError(f"a Problem needs at least one micro-step and one layer; got {self.M} and {self.L}.")
         if self.model.num_experts != E:
             raise InputError(f"the load has {E} experts but model {self.model.name} has {self.model.num_experts}.")
         if E < G or E % G:
             most = max(d for d in range(1, min(E, G) + 1) if E % d == 0)
-            raise InputError(
-                f"{E} experts do not divide over {G} ranks; choose a number of ranks that divides {E}, for example {most}."
-            )
-        if np.iinfo(np.int16).max < E:
-            raise InputError(f"{E} experts are more than the {np.iinfo(np.int16).max} that plans can number.")
+            apart = f"{E} experts do not divide over {G} ranks"
+            raise InputError(f"{apart}; choose a number of ranks that divides {E}, for example {most}.")
+        if E > 2**15 - 1:
+            raise InputError(f"{E} experts are more than the {2**15 - 1} that plans can number.")
+        if (pairs := self.load_MLE.sum(axis=2, dtype=np.int64).max()) > 2**31 - 1:
+            raise InputError(f"a row has {pairs} pairs, but at most {2**31 - 1} are supported; use shorter micro-steps.")
         if not isinstance(self.redundant, int | np.integer) or not 0 <= self.redundant <= E:
             cure = "; foremoe.choose_slots(problem) finds the number that pays off" if str(self.redundant) == "auto" else ""
             raise InputError(f"redundant slots per rank must lie in [0, {E}]; got {self.redundant}{cure}.")
@@ -256,8 +257,7 @@ class Problem(ArrayValue, Derived):
     def static(self) -> Placement:
         """Returns the placement with every expert at home and all redundant slots empty."""
         expert_NGS = np.full((self.N, self.G, self.S), -1, np.int16)
-        quota_NGS = np.zeros((self.N, self.G, self.S), np.int32)
-        base_NGB = self.base_NGB
+        quota_NGS, base_NGB = np.zeros(expert_NGS.shape, np.int32), self.base_NGB
         expert_NGS[:, :, : self.B] = base_NGB
         load_NE = np.take_along_axis(self.load_NE, base_NGB.reshape(self.N, self.E).astype(np.int64), axis=1)
         quota_NGS[:, :, : self.B] = load_NE.reshape(base_NGB.shape)
@@ -284,8 +284,8 @@ def layer_number_fault(moe_layer_L: Array, model: Model) -> str:
     """Returns one sentence that says why `model` does not have these layers, or an empty string if it has them."""
     end = model.first_moe_layer + model.num_layers
     if moe_layer_L.size and not 0 <= moe_layer_L.min() <= moe_layer_L.max() < end:
-        have = f"layer numbers go from {moe_layer_L.min()} to {moe_layer_L.max()}"
-        return f"{have}, but the last layer of {model.name} is {end - 1}; give the model's own numbers."
+        low, high = moe_layer_L.min(), moe_layer_L.max()
+        return f"layer numbers go from {low} to {high}, but {model.name} ends at {end - 1}; give the model's own numbers."
     if len(np.unique(moe_layer_L)) < len(moe_layer_L):
         return f"of {len(moe_layer_L)} layer numbers {len(np.unique(moe_layer_L))} differ; give each layer its own."
     return ""

@@ -59,6 +59,7 @@ def test_an_option_of_other_commands() -> None:
     assert "`foremoe compare` has no option --vpp; report, simulate have it." in bad(["compare", "--vpp", "2"])
     assert "`foremoe plan` has no option --exact-seconds; ablate, compare have it." in bad(["plan", "--exact-seconds", "2"])
     assert "No such option '--rank'" in bad(["plan", "--rank", "2"])
+    assert "'--planners'" in bad(["compare", "--planner", "static"])
 
 
 @pytest.mark.parametrize("name", OPTIONS)

@@ -83,7 +83,7 @@ def settle(row, t):
 
 @inner_kernel
 def keep(t):
-    """Notes the sums of links, so that `restore` can undo the calls of `put` that follow."""
+    """Notes the sums of links, so that `restore` can undo the calls of `put` that follow. All earlier calls must be settled."""
     for x in range(4):
         kept_G, sum_G = t.kept_XG[x], t.sum_XG[PEER_OUT + x]
         for y in range(kept_G.size):

@@ -130,7 +130,7 @@ def settle_messages(row, sum_XG, m):
 
 @inner_kernel
 def restore_messages(settled, m):
-    """Undoes all calls of `put_flow` since the last settling. With `settled`, undoes this settling and those before it instead.
+    """Undoes all calls of `put_flow` since the last settling, or with `settled` this settling and the calls that it settled.
 
     Sums by link stay as they are.
     """
