@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 from foremoe.base.errors import InputError, first_line
 from foremoe.base.files import read_file
-from foremoe.integrations import nemo_rl
 from foremoe.integrations.supported import Parallel, refusal_of
 
 _LIMIT = 256 << 10  # bytes of a file; YAML is read slowly
@@ -43,9 +42,24 @@ def judge_job(path: str) -> Judged:
         InputError: The file cannot be read, or has no expert parallelism.
     """
     settings = _settings_of(path)
+    try:
+        judged = _judge(settings)
+    except (TypeError, AttributeError) as error:
+        raise InputError(f"{path!r} has a setting of the wrong type ({first_line(error)}); check the file.") from None
+    if judged is None:
+        raise InputError(f"{path!r} has no {_SIZE} above 1; give the resolved settings or the flags of a job with experts.")
+    return judged
+
+
+def _judge(settings: Mapping[str, Any]) -> Judged | None:
+    """Returns the verdict, or None without expert parallelism."""
     place, options = "the job", dict(settings)
-    policy, actor = _at(settings, "policy"), _at(settings, "actor_rollout_ref", "actor", "megatron")
-    if policy is not None and _at(policy, "megatron_cfg") is not None:
+    policy: Mapping[str, Any] | None = None
+    actor = _at(settings, "actor_rollout_ref", "actor", "megatron")
+    if _at(settings, "policy", "megatron_cfg") is not None:
+        from foremoe.integrations import nemo_rl  # imports torch
+
+        policy = settings["policy"]
         place, options = "policy.megatron_cfg", nemo_rl.options_of(policy)
     elif actor is not None:
         place, options = "actor_rollout_ref.actor.megatron", {**actor, **(_at(actor, "override_transformer_config") or {})}
@@ -54,9 +68,9 @@ def judge_job(path: str) -> Judged:
     get = _get(options)
     parallel, dispatcher = Parallel.of(get), get(_DISPATCHER, None)
     if (get(_SIZE, None) or 1) < 2:
-        raise InputError(f"{path!r} has no {_SIZE} above 1; give the resolved settings or the flags of a job with experts.")
+        return None
     refusal = refusal_of(get if dispatcher else _get({**options, _DISPATCHER: "alltoall"}), parallel)
-    if refusal is None and place == "policy.megatron_cfg":
+    if refusal is None and policy is not None:
         refusal = nemo_rl.refusal_in(policy)
     sizes = f"EP{get(_SIZE, None)}, TP{parallel.tp}, PP{parallel.pp}, {dispatcher or 'dispatcher not set here'}"
     return Judged(place, sizes, "" if refusal is None else refusal.reason)

@@ -10,7 +10,6 @@ from cli_runs import good, run
 
 from foremoe.base.errors import InputError
 from foremoe.cli.job_options import Judged, judge_job
-from foremoe.integrations import nemo_rl
 from foremoe.integrations.supported import Parallel, refusal_of
 
 RECORD = json.loads((Path(__file__).parents[1] / "megatron" / "recipes.json").read_text())
@@ -58,6 +57,9 @@ def test_of_verl_the_actor_is_judged_with_its_overrides(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_nemo_rl_is_judged_by_its_adapter(megatron: dict[str, Any], tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="the adapter needs torch")
+    from foremoe.integrations import nemo_rl
+
     policy = {"foremoe": {}, "megatron_cfg": EP | megatron}
     found = of_json(tmp_path, {"policy": policy})
     try:
@@ -110,6 +112,11 @@ def test_yaml_and_toml_are_read(tmp_path: Path) -> None:
         ("job.json", '{"expert_model_parallel_size": {"a": 1}}', "a parallel size is a whole number"),
         ("job.json", '{"expert_model_parallel_size": 8, "fp8": "${x}"}', "without references"),
         ("job.yaml", "a: [1", "cannot be read as YAML"),
+        (
+            "job.json",
+            '{"expert_model_parallel_size": 8, "cuda_graph_scope": 3, "fp8": {}, "virtual_pipeline_model_parallel_size": []}',
+            "a parallel size is a whole number",
+        ),
         ("job.txt", "--expert-model-parallel-size $EP", "without references"),
         ("job", "x" * 300_000, "files of this kind have at most"),
     ],
