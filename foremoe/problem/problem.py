@@ -147,8 +147,6 @@ class Problem(ArrayValue, Derived):
             raise InputError(f"{apart}; choose a number of ranks that divides {E}, for example {most}.")
         if E > 2**15 - 1:
             raise InputError(f"{E} experts are more than the {2**15 - 1} that plans can number.")
-        if (pairs := self.load_MLE.sum(axis=2, dtype=np.int64).max()) > 2**31 - 1:
-            raise InputError(f"a row has {pairs} pairs, but at most {2**31 - 1} are supported; use shorter micro-steps.")
         if not isinstance(self.redundant, int | np.integer) or not 0 <= self.redundant <= E:
             cure = "; foremoe.choose_slots(problem) finds the number that pays off" if str(self.redundant) == "auto" else ""
             raise InputError(f"redundant slots per rank must lie in [0, {E}]; got {self.redundant}{cure}.")
@@ -284,8 +282,8 @@ def layer_number_fault(moe_layer_L: Array, model: Model) -> str:
     """Returns one sentence that says why `model` does not have these layers, or an empty string if it has them."""
     end = model.first_moe_layer + model.num_layers
     if moe_layer_L.size and not 0 <= moe_layer_L.min() <= moe_layer_L.max() < end:
-        low, high = moe_layer_L.min(), moe_layer_L.max()
-        return f"layer numbers go from {low} to {high}, but {model.name} ends at {end - 1}; give the model's own numbers."
+        have = f"layer numbers go from {moe_layer_L.min()} to {moe_layer_L.max()}"
+        return f"{have}, but the last layer of {model.name} is {end - 1}; give the model's own numbers."
     if len(np.unique(moe_layer_L)) < len(moe_layer_L):
         return f"of {len(moe_layer_L)} layer numbers {len(np.unique(moe_layer_L))} differ; give each layer its own."
     return ""

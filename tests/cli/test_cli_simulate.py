@@ -168,6 +168,6 @@ def test_bad_input_is_one_sentence(trace: str, dealing: list[str]) -> None:
     assert "give --ep one of" in bad(["simulate", trace, *dealing, "--ep", "3"])
     assert "do not divide into EP groups of 8" in bad(["simulate", trace, *dealing, "--ep", "8"])
     assert "leave --schedule out" in bad(["simulate", trace, *dealing, "--pp", "2", "--schedule", "1f1b:2,0"])
-    assert "pipeline ranks" in bad(["simulate", trace, *dealing, "--pp", "9"])
+    assert "PP9 with VPP1 needs 9 layers" in bad(["simulate", trace, *dealing, "--pp", "9"])
     interleaved = ["--pp", "2", "--vpp", "2", "--micro-steps", "3"]
     assert "multiples of 2 ranks" in bad(["simulate", "--synthetic", "qwen3-30b-a3b", *interleaved])

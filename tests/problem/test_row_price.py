@@ -148,3 +148,19 @@ def test_copies_cost_what_does_not_hide_by_hand(depth):
     tops = [5.0, 2.5, 2.5, 2.5] if depth > 2 else [5.0]
     expected = sum(max(0.0, top - hide_s) for top in tops) / len(tops)
     assert float(cost.transfer_s[0]) == pytest.approx(expected, rel=1e-9)
+
+
+def test_a_source_may_have_more_pairs_than_int32_holds():
+    """Twice 4e9 pairs cost twice as much to send as 4e9, under node dispatch, too."""
+    cluster = foremoe.Cluster.preset("8xh100", 2, ranks_per_node=1, dispatch="node")
+    model = dataclasses.replace(foremoe.Model.preset("qwen3-30b-a3b"), num_experts=8, num_topk=2)
+
+    def sent_s(pairs):
+        load_MLGE, schedule = np.full((1, 1, 2, 8), pairs), foremoe.Schedule.accumulate(1)
+        problem = foremoe.Problem(
+            model=model, cluster=cluster, load_MLE=load_MLGE.sum(axis=2), load_MLGE=load_MLGE, schedule=schedule,
+            home_LE=np.arange(8)[None], moe_layer_L=np.zeros(1, int),
+        )  # fmt: skip
+        return float(price(problem, problem.static()).dispatch_s[0])
+
+    assert sent_s(1_000_000_000) == pytest.approx(2.0 * sent_s(500_000_000), rel=1e-3)

@@ -28,7 +28,7 @@ def clear_messages(m):
 @inner_kernel
 def put_flow(e, sign, row, quota_EG, holders, m):
     """Adds the flow of pairs of an expert, according to the split law. If `sign` is -1, removes it."""
-    ranks, load_G, quota_G, sign = row.ranks, row.load_EG[e], quota_EG[e], np.int32(sign)
+    ranks, load_G, quota_G, sign = row.ranks, row.load_EG[e], quota_EG[e], np.int64(sign)
     for g in holders:
         if not m.stale_G[g]:
             _mark(g, m)
@@ -156,7 +156,7 @@ def _copy(from_G, to_G):
 
 @inner_kernel
 def _differ(a_G, b_G):
-    found = np.int32(0)
+    found = np.int64(0)
     for src in range(a_G.size):
         found |= a_G[src] ^ b_G[src]
     return found != 0

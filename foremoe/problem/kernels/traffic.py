@@ -52,7 +52,7 @@ class Row(NamedTuple):
 class Messages(NamedTuple):
     """The flow of a row's pairs and the messages that result from it."""
 
-    flow_GG: Array  # int32, pairs of a source (second axis) that a rank serves
+    flow_GG: Array  # int64, pairs of a source (second axis) that a rank serves
     came_2PG: Array  # float64, messages of a source to a place, after two settlings
     side_P: Array  # int64, which of the two is the last
     stale_G: Array  # bool, ranks whose flow has changed since the last settling
@@ -60,11 +60,11 @@ class Messages(NamedTuple):
     stale_V: Array  # bool, their nodes; all False outside of `settle`
     place_I: Array  # int64, places that the last settling changed
     num_2: Array  # int64, lengths of `stale_I` and `place_I`
-    kept_GG: Array  # int32, the flow to ranks that changed since the settling before the last
+    kept_GG: Array  # int64, the flow to ranks that changed since the settling before the last
     rest_G: Array  # int32, scratch: pairs of one expert that sources still have
     room_G: Array  # int64, scratch: pairs of the expert that its holders can still take
     holder_H: Array  # int64, scratch: the holders in ascending order
-    pairs_G: Array  # int32, scratch: pairs of every source that a node serves
+    pairs_G: Array  # int64, scratch: pairs of every source that a node serves
     held_G: Array  # float64, scratch
 
 
@@ -86,9 +86,9 @@ def empty_traffic(num_experts, num_ranks, num_nodes, num_nics, by_node):
     (G_, V_) = (G, num_nodes) if by_node else (0, 0)
     P = G_ + V_
     messages = Messages(
-        np.zeros((G_, G_), np.int32), np.zeros((2, P, G_)), np.zeros(P, np.int64), np.zeros(G_, np.bool_), np.empty(G_, np.int64),
-        np.zeros(V_, np.bool_), np.empty(P, np.int64), np.zeros(2, np.int64), np.zeros((G_, G_), np.int32),
-        np.empty(G_, np.int32), np.empty(G_, np.int64), np.empty(G_, np.int64), np.empty(G_, np.int32), np.empty(G_),
+        np.zeros((G_, G_), np.int64), np.zeros((2, P, G_)), np.zeros(P, np.int64), np.zeros(G_, np.bool_), np.empty(G_, np.int64),
+        np.zeros(V_, np.bool_), np.empty(P, np.int64), np.zeros(2, np.int64), np.zeros((G_, G_), np.int64),
+        np.empty(G_, np.int32), np.empty(G_, np.int64), np.empty(G_, np.int64), np.empty(G_, np.int64), np.empty(G_),
     )  # fmt: skip
     return Traffic(
         np.zeros((E, G), np.int32), np.zeros((E, G), np.int64), np.zeros(E, np.int64), np.zeros((NUM_SUMS, L)),
