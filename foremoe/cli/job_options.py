@@ -69,9 +69,8 @@ def _judge(settings: Mapping[str, Any]) -> Judged | None:
     parallel, dispatcher = Parallel.of(get), get(_DISPATCHER, None)
     if (get(_SIZE, None) or 1) < 2:
         return None
-    refusal = refusal_of(get if dispatcher else _get({**options, _DISPATCHER: "alltoall"}), parallel)
-    if refusal is None and policy is not None:
-        refusal = nemo_rl.refusal_in(policy)
+    assumed = get if dispatcher else _get({**options, _DISPATCHER: "alltoall"})
+    refusal = refusal_of(assumed, parallel) if policy is None else nemo_rl.refusal_in(policy, assumed)
     sizes = f"EP{get(_SIZE, None)}, TP{parallel.tp}, PP{parallel.pp}, {dispatcher or 'dispatcher not set here'}"
     return Judged(place, sizes, "" if refusal is None else refusal.reason)
 

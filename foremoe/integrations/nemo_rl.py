@@ -17,7 +17,7 @@ from typing import Any
 from foremoe.base.arrays import Array
 from foremoe.integrations.once import warn_once
 from foremoe.integrations.settings import Settings
-from foremoe.integrations.supported import Parallel, Refusal, hydra, refusal_of
+from foremoe.integrations.supported import Get, Parallel, Refusal, hydra, refusal_of
 
 _logger = logging.getLogger(__name__)
 
@@ -49,7 +49,10 @@ def settings_of(config: Any) -> Settings:
     Raises:
         InputError: A setting is invalid, or foremoe cannot run with one of NeMo-RL's settings.
     """
-    settings, refusal = Settings.of(config["foremoe"]), refusal_in(config)
+    settings = Settings.of(config["foremoe"])
+    # A dispatcher that is not set is the model's own, which is checked when attaching.
+    options = {"moe_token_dispatcher_type": "alltoall"} | options_of(config)
+    refusal = refusal_in(config, options.get)
     if refusal is not None:
         raise refusal.error(override)
     return settings
@@ -62,11 +65,13 @@ def options_of(config: Any) -> dict[str, Any]:
     return options | ({"fp8": fp8.get("fp8")} if fp8.get("enabled") else {})
 
 
-def refusal_in(config: Any) -> Refusal | None:
-    """Returns a refusal for the first setting in NeMo-RL's ``policy`` that is not supported, or None."""
-    # A dispatcher that is not set is the model's own, which is checked when attaching.
-    options = {"moe_token_dispatcher_type": "alltoall"} | options_of(config)
-    refusal = refusal_of(options.get, Parallel.of(options.get))
+def refusal_in(config: Any, get: Get) -> Refusal | None:
+    """Returns a refusal for the first setting in NeMo-RL's ``policy`` that is not supported, or None.
+
+    Args:
+        get: Function that looks up the value of an option of `options_of`.
+    """
+    refusal = refusal_of(get, Parallel.of(get))
     if refusal is None and ((config.get("megatron_cfg") or {}).get("peft") or {}).get("enabled"):
         reason = "replicas of experts with adapters are not supported; train whole experts"
         refusal = Refusal(reason, {"peft.enabled": False})

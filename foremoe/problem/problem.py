@@ -145,8 +145,8 @@ class Problem(ArrayValue, Derived):
             most = max(d for d in range(1, min(E, G) + 1) if E % d == 0)
             apart = f"{E} experts do not divide over {G} ranks"
             raise InputError(f"{apart}; choose a number of ranks that divides {E}, for example {most}.")
-        if E > 2**15 - 1:
-            raise InputError(f"{E} experts are more than the {2**15 - 1} that plans can number.")
+        if np.iinfo(np.int16).max < E:
+            raise InputError(f"{E} experts are more than the {np.iinfo(np.int16).max} that plans can number.")
         if not isinstance(self.redundant, int | np.integer) or not 0 <= self.redundant <= E:
             cure = "; foremoe.choose_slots(problem) finds the number that pays off" if str(self.redundant) == "auto" else ""
             raise InputError(f"redundant slots per rank must lie in [0, {E}]; got {self.redundant}{cure}.")

@@ -47,7 +47,7 @@ ROW_KINDS = ("flat", "skewed", "sparse", "one", "zero")
 def _below(count: int) -> st.SearchStrategy[int]:
     """Draws a whole number from 0 to below `count`.
 
-    hypothesis copies numbers between strategies that it takes for the same, as all ``st.integers``. These differ by `count`.
+    hypothesis copies numbers between strategies that it considers equal, such as all ``st.integers``. These differ in `count`.
     """
     return st.sampled_from(range(count))
 

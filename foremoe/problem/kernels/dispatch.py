@@ -3,7 +3,7 @@
 import numpy as np
 
 from foremoe.base.compiled import inner_kernel
-from foremoe.problem.kernels.messages import put_flow, restore_messages, settle_messages
+from foremoe.problem.kernels.messages import copy_row, put_flow, restore_messages, settle_messages
 from foremoe.problem.kernels.reached import reached
 from foremoe.problem.kernels.traffic import (
     BY_NODE,
@@ -85,18 +85,14 @@ def settle(row, t):
 def keep(t):
     """Notes the sums of links, so that `restore` can undo the calls of `put` that follow. All earlier calls must be settled."""
     for x in range(4):
-        kept_G, sum_G = t.kept_XG[x], t.sum_XG[PEER_OUT + x]
-        for y in range(kept_G.size):
-            kept_G[y] = sum_G[y]
+        copy_row(t.sum_XG[PEER_OUT + x], t.kept_XG[x])
 
 
 @inner_kernel
 def restore(settled, row, t):
     """Undoes all calls of `put` since `keep`, and that of `settle` if there was one."""
     for x in range(4):
-        kept_G, sum_G = t.kept_XG[x], t.sum_XG[PEER_OUT + x]
-        for y in range(kept_G.size):
-            sum_G[y] = kept_G[y]
+        copy_row(t.kept_XG[x], t.sum_XG[PEER_OUT + x])
     if row.ranks.travel == BY_NODE:
         restore_messages(settled, t.messages)
 

@@ -14,7 +14,7 @@ from foremoe.problem.kernels.traffic import PEER_IN, PEER_OUT, RDMA_IN, RDMA_OUT
 
 @inner_kernel
 def clear_messages(m):
-    """Makes messages those of no pairs."""
+    """Removes all pairs and messages."""
     for g in range(m.flow_GG.shape[0]):
         flow_G = m.flow_GG[g]
         for src in range(flow_G.size):
@@ -37,8 +37,7 @@ def put_flow(e, sign, row, quota_EG, holders, m):
         for src in range(load_G.size):
             flow_G[src] += sign * load_G[src]
         return
-    for src in range(load_G.size):
-        m.rest_G[src] = load_G[src]
+    copy_row(load_G, m.rest_G)
     for h in range(holders.size):
         g = holders[h]
         kept = min(load_G[g], quota_G[g])
@@ -113,19 +112,18 @@ def _share_rest(sign, num, m):
 @inner_kernel
 def settle_messages(row, sum_XG, m):
     """Updates messages, and their sums by link, after the flow of pairs has changed. `restore_messages` undoes this."""
-    ranks, G = row.ranks, m.side_P.size - m.stale_V.size
     m.num_2[1] = 0
     for i in range(m.num_2[0]):
         g = m.stale_I[i]
         m.stale_G[g] = False
         if _differ(m.flow_GG[g], m.kept_GG[g]):
-            m.stale_V[ranks.node_G[g]] = True
+            m.stale_V[row.ranks.node_G[g]] = True
             _renew_rank(g, row, sum_XG, m)
     m.num_2[0] = 0
     for v in range(m.stale_V.size):
         if m.stale_V[v]:
             m.stale_V[v] = False
-            _renew_node(v, G + v, row, sum_XG, m)
+            _renew_node(v, row, sum_XG, m)
 
 
 @inner_kernel
@@ -139,17 +137,18 @@ def restore_messages(settled, m):
             p = m.place_I[i]
             m.side_P[p] ^= 1
             if p < m.stale_G.size:
-                _copy(m.kept_GG[p], m.flow_GG[p])
+                copy_row(m.kept_GG[p], m.flow_GG[p])
         return
     for i in range(m.num_2[0]):
         g = m.stale_I[i]
         m.stale_G[g] = False
-        _copy(m.kept_GG[g], m.flow_GG[g])
+        copy_row(m.kept_GG[g], m.flow_GG[g])
     m.num_2[0] = 0
 
 
 @inner_kernel
-def _copy(from_G, to_G):
+def copy_row(from_G, to_G):
+    """Copies an array, in a loop because kernels without reference counts compile no slice assignment."""
     for src in range(to_G.size):
         to_G[src] = from_G[src]
 
@@ -168,7 +167,7 @@ def _mark(g, m):
     m.stale_G[g] = True
     m.stale_I[m.num_2[0]] = g
     m.num_2[0] += 1
-    _copy(m.flow_GG[g], m.kept_GG[g])
+    copy_row(m.flow_GG[g], m.kept_GG[g])
 
 
 @inner_kernel
@@ -218,7 +217,7 @@ def _renew_rank(g, row, sum_XG, m):
 
 
 @inner_kernel
-def _renew_node(v, p, row, sum_XG, m):
+def _renew_node(v, row, sum_XG, m):
     ranks, pairs_G, out_Y, in_Y = row.ranks, m.pairs_G, sum_XG[RDMA_OUT], sum_XG[RDMA_IN]
     forward_G, node_G, nic_G = ranks.forward_VG[v], ranks.node_G, ranks.nic_G
     for src in range(pairs_G.size):
@@ -227,7 +226,7 @@ def _renew_node(v, p, row, sum_XG, m):
         flow_G = m.flow_GG[ranks.order_G[x]]
         for src in range(pairs_G.size):
             pairs_G[src] += flow_G[src]
-    before_G, came_G = _turn(p, m)
+    before_G, came_G = _turn(m.stale_G.size + v, m)
     _estimate(pairs_G, row, m.held_G, came_G)
     for src in range(came_G.size):
         if node_G[src] != v:

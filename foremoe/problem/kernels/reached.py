@@ -12,7 +12,7 @@ def reached(tokens, pairs, num_topk, num_experts):
     if pairs <= 0.0:
         return 0.0
     held, without, all_drawn = pairs / (tokens * num_topk) * num_experts, 1.0, 1.0
-    for drawn in range(num_topk):  # divides only once, because this loop is most of the price of a change under node dispatch
+    for drawn in range(num_topk):
         without *= max(0.0, num_experts - drawn - held)
         all_drawn *= num_experts - drawn
     return tokens * (1.0 - without / all_drawn)

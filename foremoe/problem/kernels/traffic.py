@@ -60,7 +60,7 @@ class Messages(NamedTuple):
     stale_V: Array  # bool, their nodes; all False outside of `settle`
     place_I: Array  # int64, places that the last settling changed
     num_2: Array  # int64, lengths of `stale_I` and `place_I`
-    kept_GG: Array  # int64, the flow to ranks that changed since the settling before the last
+    kept_GG: Array  # int64, flow before the change, for ranks in `stale_I` or `place_I`
     rest_G: Array  # int32, scratch: pairs of one expert that sources still have
     room_G: Array  # int64, scratch: pairs of the expert that its holders can still take
     holder_H: Array  # int64, scratch: the holders in ascending order
