@@ -58,8 +58,9 @@ OPTIONS = {
 def test_an_option_of_other_commands() -> None:
     assert "`foremoe compare` has no option --vpp; report, simulate have it." in bad(["compare", "--vpp", "2"])
     assert "`foremoe plan` has no option --exact-seconds; ablate, compare have it." in bad(["plan", "--exact-seconds", "2"])
-    assert "No such option '--rank'" in bad(["plan", "--rank", "2"])
-    assert "'--planners'" in bad(["compare", "--planner", "static"])
+    # Click says these, with quotes or without them from version to version.
+    assert re.search("No such option:? '?--rank", bad(["plan", "--rank", "2"]))
+    assert re.search("[Pp]ossible.*--planners|Did you mean.*--planners", bad(["compare", "--planner", "static"]))
 
 
 @pytest.mark.parametrize("name", OPTIONS)

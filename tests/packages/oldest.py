@@ -43,6 +43,9 @@ def main() -> int:
     here = {"PYTHONPATH": str(ROOT), "NUMBA_CACHE_DIR": str(FOLDER / "kernels"), "HYPOTHESIS_PROFILE": "dev"}
     # Numpy 1 wraps whole numbers that a type cannot hold, where numpy 2 refuses them.
     strict = ["-W", "error:NumPy will stop allowing:DeprecationWarning"]
+    # Compiled first, or each process would compile the same.
+    if code := subprocess.run([python, "-m", "foremoe", "warm-up"], cwd=ROOT, env=os.environ | here).returncode:
+        return code
     pytest = ["-m", "pytest", *strict, "-rs", "-n", "auto", "--maxprocesses", "4", "--dist", "loadfile", "--no-loadscope-reorder"]
     tests = [*(f"tests/{name}" for name in TESTS), *(f"--deselect=tests/{name}" for name in LONG)]
     return subprocess.run([python, *pytest, *tests], cwd=ROOT, env=os.environ | here).returncode

@@ -97,11 +97,16 @@ def test_under_time_replicas_bring_tokens_nearer():
     assert searched_s < 0.94 * timed_s < 0.92 * level_s and mean_skew(timed) < 1.005
 
 
-@pytest.mark.parametrize(("redundant", "most"), [(1, 0.96), (2, 0.87), (6, 0.72)])
-def test_groups_of_nodes_serve_their_own_tokens(redundant, most):
-    """With a message per token and node, few nodes hold most experts between them, so that a token reaches few nodes."""
+@pytest.mark.parametrize(
+    ("regime", "redundant", "most"), [("mild", 1, 0.96), ("mild", 2, 0.8), ("mild", 6, 0.69), ("mid", 1, 0.95)]
+)
+def test_groups_of_nodes_serve_their_own_tokens(regime, redundant, most):
+    """With a message per token and node, few nodes hold most experts between them, so that a token reaches few nodes.
+
+    Loads are a little uneven, as tokens would leave their group otherwise. A busy expert has several replicas in its group.
+    """
     work = synthetic_workload(
-        "qwen3-30b-a3b", num_ranks=64, tokens_per_rank=4096, micro_steps=1, num_layers=2, regime="mild", seed=1
+        "qwen3-30b-a3b", num_ranks=64, tokens_per_rank=4096, micro_steps=1, num_layers=2, regime=regime, seed=1
     )
     problem = Problem.of(work, Cluster.preset("8xh100", 64, dispatch="node"), redundant=redundant)
     grouped, single = (Search(effort=1, without=parts).solve(problem, problem.static()) for parts in ((), ("groups",)))

@@ -30,6 +30,9 @@ MOST_GROUPS = 3.0
 NODES = 4
 # Replicas must save at least this share of the row's compute.
 LEAST = 0.01
+# Ranks push pairs until no load exceeds a multiple of the goal. If a token is sent once to each node, the placement is priced at
+# each of these multiples, because pairs that leave their group can cost more than an uneven load.
+STEPS = (1.08, 1.03, 1.0)
 # A rank whose load is twice the goal raises its price by PACE times the seconds of a crossing pair, up to HIGHEST.
 PACE, HIGHEST = 3.0, 4.0
 
@@ -55,12 +58,13 @@ class _Scratch(NamedTuple):
 
 
 @inner_kernel
-def _choose(v, first, num_slots, num_rank_slots, near, scratch):
+def _choose(v, first, num_slots, goal, placed, near, scratch):
     """Writes the most useful replicas for group `v`, the best first, from index `first` on. Returns the index after the last.
 
-    A replica of an expert from another group takes over all pairs of the group's tokens from its home. A replica of an expert of
-    this group takes over half of them, and its gain is the price of the home.
+    Replicas of an expert from another group take over all pairs of the group's tokens from its home, each at most the goal. A
+    replica of an expert of this group takes over half of them, and its gain is the price of the home.
     """
+    num_rank_slots = placed.expert_GS.shape[1]
     gain_I, expert_I, pairs_I = scratch.gain_I, scratch.expert_I, scratch.pairs_I
     end = first
     for e in range(scratch.home_E.size):
@@ -68,15 +72,18 @@ def _choose(v, first, num_slots, num_rank_slots, near, scratch):
         pairs, gain = near.demand_VE[v, e], 1.0 + scratch.price_G[home]
         if near.group_G[home] == v:
             pairs, gain = pairs // 2, scratch.price_G[home]
+        num_parts = 1 + pairs // goal
+        pairs //= num_parts
         gain *= pairs
-        if gain <= 0.0 or (end == first + num_slots and gain <= gain_I[end - 1]):
-            continue
-        i = end if end < first + num_slots else end - 1
-        end = i + 1
-        while i > first and gain_I[i - 1] < gain:
-            gain_I[i], expert_I[i], pairs_I[i] = gain_I[i - 1], expert_I[i - 1], pairs_I[i - 1]
-            i -= 1
-        gain_I[i], expert_I[i], pairs_I[i] = gain, e, pairs
+        for _ in range(num_parts):
+            if gain <= 0.0 or (end == first + num_slots and gain <= gain_I[end - 1]):
+                break
+            i = end if end < first + num_slots else end - 1
+            end = i + 1
+            while i > first and gain_I[i - 1] < gain:
+                gain_I[i], expert_I[i], pairs_I[i] = gain_I[i - 1], expert_I[i - 1], pairs_I[i - 1]
+                i -= 1
+            gain_I[i], expert_I[i], pairs_I[i] = gain, e, pairs
     return end
 
 
@@ -91,6 +98,14 @@ def _num_held(rates, num_slots):
 
 
 @inner_kernel
+def _holds(g, e, expert_GS):
+    found = False
+    for s in range(expert_GS.shape[1]):
+        found |= expert_GS[g, s] == e
+    return found
+
+
+@inner_kernel
 def _place(v, chosen, num_held, group_G, placed, scratch):
     """Gives the chosen replicas [first, end), the largest first, to the least loaded ranks of group `v` with a free slot."""
     expert_GS, quota_GS, load_G = placed
@@ -102,7 +117,7 @@ def _place(v, chosen, num_held, group_G, placed, scratch):
         scratch.pairs_I[i] = -1
         rank, slot, least = home, scratch.home_E[e] % S, np.int64(-1)
         for g in range(G):
-            if group_G[g] != v or g == home or (least >= 0 and load_G[g] >= least):
+            if group_G[g] != v or (least >= 0 and load_G[g] >= least) or _holds(g, e, expert_GS):
                 continue
             for s in range(num_base, num_base + num_held):
                 if expert_GS[g, s] < 0:
@@ -212,7 +227,7 @@ def _rounds(goal, near, num_held, home, tried, most_s, best, s):
     steps on the Lagrangian of "no rank above the goal". Returns the cost of `best`, or `most_s` if nothing cheaper was found.
     """
     (G, S), (V, E), group_G = home.expert_GS.shape, near.demand_VE.shape, near.group_G
-    num_base = S - s.num_slots
+    num_base, by_node = S - s.num_slots, s.row.ranks.travel == BY_NODE
     slots = G * num_held
     scratch = _Scratch(
         home_of_experts(num_base, home.expert_GS), np.zeros(G), np.empty(slots), np.empty(slots, np.int64),
@@ -225,7 +240,7 @@ def _rounds(goal, near, num_held, home, tried, most_s, best, s):
     for n in range(max(2, min(ROUNDS, ROUNDS * RANKS // G))):
         assign(tried, home)
         for v in range(V):
-            end_V[v] = _choose(v, end_V[v - 1] if v else 0, slots_V[v], S, near, scratch)
+            end_V[v] = _choose(v, end_V[v - 1] if v else 0, slots_V[v], goal, tried, near, scratch)
         for i in range(end_V[V - 1]):
             p = scratch.home_E[scratch.expert_I[i]]
             tried.quota_GS[p // S, p % S] -= scratch.pairs_I[i]
@@ -235,13 +250,16 @@ def _rounds(goal, near, num_held, home, tried, most_s, best, s):
         for g in range(G):
             over = (tried.load_G[g] - goal) / goal
             scratch.price_G[g] = min(HIGHEST, max(0.0, scratch.price_G[g] + PACE / (1.0 + 0.3 * n) * over))
-        _push(goal, near, tried, scratch)
-        clean_row(num_base, tried)
-        this_s = price_of(tried, s)
-        least_s = min(least_s, this_s)
-        if this_s < most_s:
-            most_s = this_s
-            assign(best, tried)
+        for step in STEPS:
+            if step > 1.0 and (not by_node or tried.load_G.max() <= step * goal):
+                continue
+            _push(np.int64(step * goal), near, tried, scratch)
+            this_s = price_of(tried, s)
+            least_s = min(least_s, this_s)
+            if this_s < most_s:
+                most_s = this_s
+                assign(best, tried)
+                clean_row(num_base, best)
         if least_s > (FIRST if n == 0 else SECOND) * most_s:
             break
     return most_s
