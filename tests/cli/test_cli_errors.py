@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ def test_an_option_of_other_commands() -> None:
     assert "`foremoe plan` has no option --exact-seconds; ablate, compare have it." in bad(["plan", "--exact-seconds", "2"])
     # Click says these, with quotes or without them from version to version.
     assert re.search("No such option:? '?--rank", bad(["plan", "--rank", "2"]))
-    assert re.search("[Pp]ossible.*--planners|Did you mean.*--planners", bad(["compare", "--planner", "static"]))
+    assert "--planners" in bad(["compare", "--planner", "static"])
 
 
 @pytest.mark.parametrize("name", OPTIONS)
