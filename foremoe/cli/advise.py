@@ -57,7 +57,7 @@ def advise(
     """Runs ``foremoe advise``."""
     require_writable({"the JSON file": json_file}, case_options.files)
     look.require(COLUMNS)
-    case_options = on_gpus(case_options, gpus, pp, 1, case_options.trainer.data_parallel or 1)
+    case_options, _ = on_gpus(case_options, gpus, pp, 1)
     with Progress(verb="trying") as progress:
         case = build_case(case_options, progress=progress)
         trainer = case_options.trainer.of()

@@ -10,30 +10,34 @@ OF_ALL_LAYERS = (None, "accumulate", "accumulate+reforward")  # schedules withou
 gpus_option = option(
     "--gpus",
     type=RANKS,
-    help="Number of GPUs of the whole job, EP x DP x PP. Use it instead of --ranks, which is for one pipeline rank."
-    "  [default: --ranks x --pp]",
+    help="Number of GPUs of the whole job, EP x DP x PP. EP groups of --ranks share them.  [default: those of one EP group]",
 )
 
 pp_option = option("--pp", type=COUNT, default=1, help="Number of pipeline ranks over which the layers are split.")
 vpp_option = option("--vpp", type=COUNT, default=1, help="Number of chunks per pipeline rank (interleaved schedule).")
 
 
-def on_gpus(options: CaseOptions, gpus: int | None, pp: int, vpp: int, groups: int = 1) -> CaseOptions:
-    """Returns the options for a pipeline on `gpus` GPUs. Raises InputError if GPUs or schedule do not suit the pipeline.
+def on_gpus(options: CaseOptions, gpus: int | None, pp: int, vpp: int) -> tuple[CaseOptions, int]:
+    """Returns the options of one EP group of a job on `gpus` GPUs (or on those of one group), and the number of EP groups.
 
-    If `groups` EP groups share the GPUs, the options describe one of them.
+    Raises:
+        InputError: GPUs or schedule do not suit the pipeline.
     """
     if pp * vpp > 1 and options.schedule not in OF_ALL_LAYERS:
         cure = "leave --schedule out, or give accumulate+reforward if activations are recomputed"
         raise InputError(f"--pp makes the schedule of every pipeline rank itself; {cure}.")
     if gpus is None:
-        return dataclasses.replace(options, pp=pp)
-    if options.ranks is not None:
-        raise InputError("--gpus is the size of the whole job, --ranks of one pipeline rank; give one of them.")
-    if gpus % (pp * groups):
-        of = f" of {groups} EP groups" if groups > 1 else ""
-        raise InputError(f"{gpus} GPUs do not divide over {pp} pipeline ranks{of}; give --gpus a multiple of {pp * groups}.")
-    return dataclasses.replace(options, ranks=gpus // (pp * groups), pp=pp)
+        return dataclasses.replace(options, pp=pp), 1
+    given, ranks = options.trainer.data_parallel, options.ranks
+    unit = pp * (ranks or given or 1)
+    if gpus % unit:
+        sizes = f"PP {pp} x " + (f"DP {given or 1}" if ranks is None else f"EP {ranks}")
+        raise InputError(f"{gpus} GPUs do not divide by {sizes}; give --gpus a multiple of {unit}.")
+    groups = given or 1 if ranks is None else gpus // unit
+    if given not in (None, groups):
+        raise InputError(f"{gpus} GPUs are {groups} EP groups of {ranks} x PP {pp}; leave --data-parallel {given} out.")
+    trainer = dataclasses.replace(options.trainer, data_parallel=groups)
+    return dataclasses.replace(options, ranks=gpus // (pp * groups), pp=pp, trainer=trainer), groups
 
 
 def layout_words(ep: int, data_parallel: int, pp: int) -> str:

@@ -61,14 +61,14 @@ def build_case(
     options: CaseOptions, packer: PackSolver | None = None, num_threads: int | None = None, progress: Progress | None = None
 ) -> Case:
     """Builds the case that `options` describe. Without a `packer`, the sequences stay in file order."""
-    return _case(options, _dealt(options, packer, None, num_threads, progress), progress)
+    return _case(options, _dealt(options, packer, 1, num_threads, progress), progress)
 
 
-def build_groups(options: CaseOptions, group_size: int | None, progress: Progress) -> tuple[Case, list[Problem]]:
-    """Builds one case per EP group of `group_size` ranks. None means one group. Returns the first case and all problems."""
-    whole = _dealt(options, None, group_size, None, progress)
+def build_groups(options: CaseOptions, num_groups: int, progress: Progress) -> tuple[Case, list[Problem]]:
+    """Builds one case per EP group, whose ranks share the tokens. Returns the first case and all problems."""
+    whole = _dealt(options, None, num_groups, None, progress)
     cases = list[Case]()
-    for i, group in enumerate(ep_groups(whole.work, group_size or whole.work.G)):
+    for i, group in enumerate(ep_groups(whole.work, whole.work.G // num_groups)):
         routed = None if whole.routed is None else whole.routed.of_ranks(i * group.G, group.G)
         # All groups get the number of slots that was chosen for the first group.
         redundant = cases[0].problem.R if cases else options.redundant
@@ -141,15 +141,16 @@ def require_one_source(options: CaseOptions) -> None:
 
 
 def _dealt(
-    options: CaseOptions, packer: PackSolver | None, group_size: int | None, num_threads: int | None, progress: Progress | None
+    options: CaseOptions, packer: PackSolver | None, num_groups: int, num_threads: int | None, progress: Progress | None
 ) -> _Dealt:
     require_one_source(options)
     tokens_per_rank = options.tokens_per_rank or DEFAULT_TOKENS_PER_RANK
     stage = options.stage or "update"
     model: Model | None
+    ranks = num_groups * source_ranks(options)
     if options.synthetic is not None:
-        model, ranks, micro_steps = model_of(options.synthetic), source_ranks(options), options.micro_steps or DEFAULT_MICRO_STEPS
-        require_divides(model.num_experts, group_size or ranks, "--ep" if group_size else "--ranks")
+        model, micro_steps = model_of(options.synthetic), options.micro_steps or DEFAULT_MICRO_STEPS
+        require_divides(model.num_experts, ranks // num_groups)
         counts = 4 * micro_steps * model.num_layers * ranks * model.num_experts
         require_budget(counts, "the counts alone", "give fewer micro-steps or ranks")
         regime = options.regime or DEFAULT_REGIME
@@ -159,13 +160,12 @@ def _dealt(
         return _Dealt(synthetic_workload(model, **asked, regime=regime, seed=options.seed, stage=stage), model, [])
     model = None if options.model is None else model_of(options.model)
     names, routed, trace = [file_name(path) for path in options.traces], None, None
-    ranks = source_ranks(options)
     found = read_routing(options.traces, model, ranks, tokens_per_rank, stage)
     if isinstance(found, Workload):
-        work = _counts(found, options)
+        work = _counts(found, options, num_groups)
     else:
         trace, model = _told(found, options.traces, model)
-        require_divides(trace.num_experts, group_size or ranks, "--ep" if group_size else "--ranks")
+        require_divides(trace.num_experts, ranks // num_groups)
         packer = packer_of(AsGiven() if packer is None else packer, options.shuffle)
         work = Workload.from_trace(
             trace, num_ranks=ranks, tokens_per_rank=tokens_per_rank, packer=packer,
@@ -196,13 +196,13 @@ def _told(trace: RoutingTrace, paths: tuple[str, ...], model: Model | None) -> t
     return trace, model
 
 
-def _counts(work: Workload, options: CaseOptions) -> Workload:
+def _counts(work: Workload, options: CaseOptions, num_groups: int) -> Workload:
     """Returns the counts after checking that no option contradicts them."""
     dealt = work.dealt is None or not is_of_counts(work.dealt) or kind_of(options.traces[0]) == "workload"
     for name, value in (("--tokens-per-rank", options.tokens_per_rank), ("--shuffle", options.shuffle or None)):
         if value is not None and (dealt or name == "--shuffle"):
             raise InputError(f"{name} deals a TRACE; a workload file is dealt already, so leave it out.")
-    if options.ranks not in (None, work.G):
+    if (options.ranks or work.G) * num_groups != work.G:
         cure = f"leave --ranks {options.ranks} (or --gpus) out, or give {work.G}"
         raise InputError(f"the workload file was dealt to {work.G} ranks; {cure}.")
     if options.stage not in (None, work.stage):
@@ -265,8 +265,8 @@ def source_ranks(options: CaseOptions) -> int:
     return cluster_of(options.cluster, None, None, accept_fit=options.accept_fit).num_ranks
 
 
-def require_divides(num_experts: int, ranks: int, option: str = "--ranks") -> None:
+def require_divides(num_experts: int, ranks: int) -> None:
     """Raises InputError unless `ranks` divides the number of experts. Call this function before packing, which takes memory."""
     if num_experts % ranks:
         numbers = ", ".join(str(d) for d in range(1, num_experts + 1) if num_experts % d == 0)
-        raise InputError(f"{num_experts} experts do not divide over {ranks} ranks; give {option} one of {numbers}.")
+        raise InputError(f"{num_experts} experts do not divide over {ranks} ranks; give --ranks one of {numbers}.")

@@ -11,7 +11,7 @@ from foremoe.cli.gpus import gpus_option, on_gpus, pp_option, vpp_option
 from foremoe.cli.helping import HelpedCommand
 from foremoe.cli.jsonio import STDOUT, emit, require_ending, require_writable
 from foremoe.cli.memory import plan_line
-from foremoe.cli.options import RANKS, CaseOptions, case_options, option, planners_option, threads_option, trainer_options
+from foremoe.cli.options import CaseOptions, case_options, option, planners_option, threads_option, trainer_options
 from foremoe.cli.progress import Progress
 from foremoe.cli.reported import plan_case, read_plan
 from foremoe.cli.reported_job import report_job, seeded, strategy_lines, wrote
@@ -37,13 +37,12 @@ _HELP = """Writes one self-contained HTML page about a plan. Any browser can ope
 The page shows the skew before and after planning, and the loads and copies of a chosen layer. It also shows links, memory,
 strategies, and the gain of each possible change of the case. Times are simulated. `foremoe simulate --trace` writes a timeline.
 
-All ranks (--ranks) share the tokens. With --ep or --pp, the page has a plan for every EP group and pipeline rank, and shows the
-slowest plan first.
+With --gpus or --pp, the page has a plan for every EP group and pipeline rank of the job, and shows the slowest plan first.
 
 \b
 Example:
   foremoe report rollout.npz --ranks 16 --redundant 1 -o report.html
-  foremoe report rollout.npz --ranks 64 --ep 16 --pp 4 -o report.html
+  foremoe report rollout.npz --gpus 64 --ranks 16 --pp 2 -o report.html
 """
 
 
@@ -58,7 +57,6 @@ Example:
     help="Plan to show instead of planning. The machine, slots and packing come from this file. Give the TRACE from which it was "
     "made, or the same --synthetic options.  [default: plan now]",
 )  # fmt: skip
-@option("--ep", type=RANKS, help="Number of ranks per expert-parallel group. The page shows each group.  [default: all ranks]")
 @gpus_option
 @pp_option
 @vpp_option
@@ -70,7 +68,7 @@ Example:
 @trainer_options
 def report(
     case_options: CaseOptions, planner_name: str | None, plan_file: str | None,
-    planners: tuple[str, ...], threads: int | None, output: str, *, ep: int | None = None, pp: int = 1,
+    planners: tuple[str, ...], threads: int | None, output: str, *, pp: int = 1,
     vpp: int = 1, gpus: int | None = None,
 ) -> None:  # fmt: skip
     """Runs ``foremoe report``."""
@@ -78,14 +76,15 @@ def report(
         raise InputError("the report goes to a file, not to stdout; give -o a name such as report.html.")
     require_writable({"the report": output}, [*case_options.files, plan_file])
     require_ending("the report", output, ".html", ".htm")
-    case_options, several = on_gpus(case_options, gpus, pp, vpp), ep is not None or pp * vpp > 1
+    case_options, num_groups = on_gpus(case_options, gpus, pp, vpp)
     names = split_list(planners, "--planners")
     compared = {} if names == [NOTHING] else planners_of(names)
     command = click.get_current_context().meta["command"]
-    if several:
+    if num_groups * pp * vpp > 1:
         if plan_file is not None:
-            raise InputError("--ep and --pp plan and simulate a whole job; leave out --plan.")
-        emit(None, {}, report_job(case_options, planner_name or "foremoe", (ep, pp, vpp), compared, threads, output, command))
+            raise InputError("--gpus and --pp plan and simulate a whole job; leave out --plan.")
+        sizes = num_groups, pp, vpp
+        emit(None, {}, report_job(case_options, planner_name or "foremoe", sizes, compared, threads, output, command))
         return
     trainer = case_options.trainer.of()
     num_tasks = 1 + (len(compared) + 1 if compared else 0)  # advice is one

@@ -24,21 +24,21 @@ from foremoe.workload.packing import AsGiven
 
 
 def report_job(
-    options: CaseOptions, name: str, sizes: tuple[int | None, int, int], planners: Mapping[str, Planner], threads: int | None,
+    options: CaseOptions, name: str, sizes: tuple[int, int, int], planners: Mapping[str, Planner], threads: int | None,
     output: str, command: str,
 ) -> list[str]:  # fmt: skip
     """Plans every EP group and pipeline rank, writes the page, and returns the lines to print.
 
     Args:
-        sizes: Number of ranks per EP group (None means all ranks), number of pipeline ranks, and chunks per pipeline rank.
+        sizes: Number of EP groups, of pipeline ranks, and of chunks per pipeline rank.
         planners: Strategies to compare in a table.
     """
-    group_size, pp, vpp = sizes
+    num_groups, pp, vpp = sizes
     planner = planner_of(name, options.shuffle)
     if planner.pack != AsGiven():
         raise InputError(f"{name} has a pack level, but the groups are dealt already; leave the pack level out.")
     with Progress() as progress:
-        case, groups = build_groups(options, group_size, progress)
+        case, groups = build_groups(options, num_groups, progress)
         trainer = options.trainer.of(len(groups))
         progress.tasks = len(groups) * pp + (len(planners) + 1 if planners else 0)
         parts = plan_job(

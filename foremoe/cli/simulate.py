@@ -11,7 +11,7 @@ from foremoe.cli.gpus import gpus_option, layout_words, on_gpus, pp_option, vpp_
 from foremoe.cli.inputs import build_groups
 from foremoe.cli.jsonio import JsonCommand, emit, require_ending, require_writable
 from foremoe.cli.memory import table_lines
-from foremoe.cli.options import RANKS, CaseOptions, case_options, option, planners_option, table_options, trainer_options
+from foremoe.cli.options import CaseOptions, case_options, option, planners_option, table_options, trainer_options
 from foremoe.cli.progress import Progress
 from foremoe.cli.tables import GIGABYTES, SECONDS, Column, Look, Table, flat, number, percent
 from foremoe.cli.texts import DEFAULT, in_options, planner_of, split_list
@@ -47,12 +47,12 @@ HOMES_MOVE = "+ homes move: scored, never executed; the stage includes moving we
 
 _HELP = """Plans one case with every strategy, simulates the stage and prints a line for each strategy.
 
-All ranks (--ranks) share the tokens. --ep splits the ranks into expert-parallel groups. With --pp, --ranks is the number of ranks
-of each pipeline part. Simulated times depend on the constants of the cluster, which `foremoe calibrate` fits to a machine.
+With --gpus, all expert-parallel groups of --ranks ranks share the tokens, and the slowest group decides. Simulated times depend
+on the constants of the cluster, which `foremoe calibrate` fits to a machine.
 
 \b
 Example:
-  foremoe simulate --synthetic qwen3-30b-a3b --ranks 64 --ep 16
+  foremoe simulate --synthetic qwen3-30b-a3b --gpus 64 --ranks 16
   foremoe simulate --synthetic gpt-oss-20b --foresight exact,rerouted=0.1,none
   foremoe simulate --synthetic gpt-oss-20b --rollout-share 0.85
 """
@@ -64,10 +64,6 @@ Example:
     help="Strategies or solvers, as for `compare`. `force-balanced` is even routing."
     "  [default: even routing, and all strategies except exact]"
 )
-@option(
-    "--ep", type=RANKS,
-    help="Number of ranks per expert-parallel group. Each group has its own tokens.  [default: all ranks]",
-)  # fmt: skip
 @gpus_option
 @pp_option
 @vpp_option
@@ -86,21 +82,21 @@ Example:
 @table_options
 @trainer_options
 def simulate(
-    case_options: CaseOptions, planners: tuple[str, ...], ep: int | None, pp: int, vpp: int,
+    case_options: CaseOptions, planners: tuple[str, ...], pp: int, vpp: int,
     json_file: str | None, *, gpus: int | None = None, foresight: tuple[str, ...] = (),
     trace_file: str | None = None, look: Look = Look(),  # noqa: B008
 ) -> None:  # fmt: skip
     """Runs ``foremoe simulate``."""
     require_writable({"the JSON file": json_file, "the trace": trace_file}, case_options.files)
     require_ending("the trace", trace_file, ".json", ".gz")
-    case_options = on_gpus(case_options, gpus, pp, vpp)
+    case_options, num_groups = on_gpus(case_options, gpus, pp, vpp)
     views = knowledge.views_of(foresight)
     look.require(knowledge.COLUMNS if views else COLUMNS)
     systems = _systems(split_list(planners, "--planners"), alone=bool(views))
     shown = ["static", *(name for name, view in views.items() if view is not None)] if views else [*systems]
     kept = {} if trace_file is None else runs_to_show(shown)
     with Progress(tasks=len(views) if views else len(systems)) as progress:
-        case, groups = build_groups(case_options, ep, progress)
+        case, groups = build_groups(case_options, num_groups, progress)
         trainer = case_options.trainer.of(len(groups))
         options: dict[str, Any] = {"pp": pp, "vpp": vpp, "history_LE": case.history_LE, "trainer": trainer, "progress": progress}
         options["keep"] = kept

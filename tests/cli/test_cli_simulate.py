@@ -131,10 +131,10 @@ def test_the_table_says_what_it_is(trace: str, dealing: list[str]) -> None:
 
 def test_groups_share_the_ranks_and_the_slowest_is_the_stage(trace: str, dealing: list[str]) -> None:
     options = ["--planners", "static,foremoe,force-balanced"]
-    whole, halves = rows_of([trace, *dealing, *options]), rows_of([trace, *dealing, *options, "--ep", "2"])
+    whole, halves = rows_of([trace, *dealing, *options]), rows_of([trace, *dealing, *options, "--gpus", "4", "--ranks", "2"])
     assert halves["static"]["groups"] == 2 and whole["static"]["groups"] == 1
     assert halves["static"]["n_solved"] == 2 * whole["static"]["n_solved"]
-    same = rows_of([trace, *dealing, *options, "--ep", "4"])
+    same = rows_of([trace, *dealing, *options, "--gpus", "4"])
     for row in (*same.values(), *whole.values()):
         del row["plan_us_per_layer"]
     assert same == whole
@@ -142,12 +142,12 @@ def test_groups_share_the_ranks_and_the_slowest_is_the_stage(trace: str, dealing
 
 def test_gpus_are_those_of_all_groups_and_pipeline_ranks(trace: str, dealing: list[str]) -> None:
     at = dealing.index("--ranks")
-    words = ["simulate", trace, *dealing[:at], *dealing[at + 2 :], "--planners", "static", "--ep", "2", "--pp", "3"]
-    text = good([*words, "--gpus", "12"]).stdout
+    words = ["simulate", trace, *dealing[:at], *dealing[at + 2 :], "--planners", "static", "--pp", "3"]
+    text = good([*words, "--gpus", "12", "--ranks", "2"]).stdout
     assert "12 GPUs = EP 2 x DP 2 x PP 3" in text
-    assert text == good([*words, "--ranks", "4"]).stdout
-    assert "do not divide over 3 pipeline ranks" in bad([*words, "--gpus", "13"])
-    assert "--gpus is the size of the whole job" in bad([*words, "--gpus", "12", "--ranks", "4"])
+    assert text == good([*words, "--gpus", "12", "--data-parallel", "2"]).stdout
+    assert "do not divide by PP 3 x EP 2; give --gpus a multiple of 6" in bad([*words, "--gpus", "13", "--ranks", "2"])
+    assert "leave --data-parallel 3 out" in bad([*words, "--gpus", "12", "--ranks", "2", "--data-parallel", "3"])
 
 
 def test_pipelines_have_bubbles(trace: str, dealing: list[str]) -> None:
@@ -165,8 +165,8 @@ def test_a_pipeline_with_recomputed_activations(trace: str, dealing: list[str]) 
 
 
 def test_bad_input_is_one_sentence(trace: str, dealing: list[str]) -> None:
-    assert "give --ep one of" in bad(["simulate", trace, *dealing, "--ep", "3"])
-    assert "do not divide into EP groups of 8" in bad(["simulate", trace, *dealing, "--ep", "8"])
+    assert "give --ranks one of" in bad(["simulate", trace, *dealing, "--ranks", "3"])
+    assert "do not divide by PP 1 x EP 8" in bad(["simulate", trace, *dealing, "--gpus", "4", "--ranks", "8"])
     assert "leave --schedule out" in bad(["simulate", trace, *dealing, "--pp", "2", "--schedule", "1f1b:2,0"])
     assert "PP9 with VPP1 needs 9 layers" in bad(["simulate", trace, *dealing, "--pp", "9"])
     interleaved = ["--pp", "2", "--vpp", "2", "--micro-steps", "3"]

@@ -49,7 +49,7 @@ def commands(trace: str, plan: str, folder: Path) -> list[list[str]]:
         ["advise", *case],
         ["plan", *case, "-o", str(folder / "p.safetensors")],
         ["report", *case, *few, "-o", str(folder / "r.html")],
-        ["report", *case, *few, "--ep", "4", "--pp", "2", "-o", str(folder / "job.html")],
+        ["report", *case, *few, "--gpus", "16", "--ranks", "4", "--pp", "2", "-o", str(folder / "job.html")],
         ["calibrate", "--ranks", "0"],
         ["warm-up", "--nothing"],
         ["import", trace, "-o", str(folder / "t.npz")],

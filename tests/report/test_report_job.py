@@ -20,7 +20,7 @@ from foremoe.simulate import System, ep_groups, simulate_systems
 from foremoe.solvers import Anneal
 
 CASE = ["--synthetic", "gpt-oss-20b", "--ranks", "8", "--tokens-per-rank", "256", "--layers", "0:5"]
-JOB = [*CASE, "--ep", "4", "--pp", "2", "--planners", "static,foremoe"]
+JOB = [*CASE, "--gpus", "16", "--ranks", "4", "--pp", "2", "--planners", "static,foremoe"]
 
 
 def run(*arguments: str) -> Result:
@@ -103,11 +103,11 @@ def test_one_plan_alone_has_no_parts(page):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--ep", "3"], "give --ep one of"),
+        (["--ranks", "3"], "give --ranks one of"),
         (["--pp", "6"], "PP6 with VPP1 needs 6 layers"),
         (["--pp", "2", "--schedule", "forward"], "leave --schedule out"),
         (["--pp", "2", "--plan", "plan.safetensors"], "leave out --plan"),
-        (["--ep", "4", "--planner", "Planner(home=Anneal())"], "home level out"),
+        (["--gpus", "8", "--ranks", "4", "--planner", "Planner(home=Anneal())"], "home level out"),
     ],
 )
 def test_what_a_job_cannot_have_is_one_sentence(arguments, words, tmp_path):
