@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import multiprocessing
 import os
 import sys
 
@@ -29,6 +30,17 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
 if os.environ.get("CPU_TIMES"):
     pytest_plugins = ["cpu_times"]
+
+# Ranks are forked from a process that has imported what functions of tests need. Each would import it in a CPU second of its own.
+IN_RANKS = ("pytest", "hypothesis", "numba", "foremoe.testing.strategies", "foremoe.runtime", "foremoe.transfer")
+
+if "forkserver" in multiprocessing.get_all_start_methods():
+    from multiprocessing import forkserver
+
+    def preload(names, first=forkserver.set_forkserver_preload):
+        first([*names, *IN_RANKS])
+
+    forkserver.set_forkserver_preload = preload
 
 # Before click 8.2 a runner gives the two streams as one unless it is asked not to.
 if "mix_stderr" in inspect.signature(CliRunner.__init__).parameters:
