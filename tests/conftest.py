@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import multiprocessing
 import os
 import sys
 
@@ -30,6 +31,17 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 if os.environ.get("CPU_TIMES"):
     pytest_plugins = ["cpu_times"]
 
+# Ranks are forked from a process that has imported what functions of tests need. Each would import it in a CPU second of its own.
+IN_RANKS = ("pytest", "hypothesis", "numba", "foremoe.testing.strategies", "foremoe.runtime", "foremoe.transfer")
+
+if "forkserver" in multiprocessing.get_all_start_methods():
+    from multiprocessing import forkserver
+
+    def preload(names, first=forkserver.set_forkserver_preload):
+        first([*names, *IN_RANKS])
+
+    forkserver.set_forkserver_preload = preload
+
 # Before click 8.2 a runner gives the two streams as one unless it is asked not to.
 if "mix_stderr" in inspect.signature(CliRunner.__init__).parameters:
     CliRunner.__init__ = functools.partialmethod(CliRunner.__init__, mix_stderr=False)
@@ -37,10 +49,12 @@ if "mix_stderr" in inspect.signature(CliRunner.__init__).parameters:
 # Files with most seconds first: no core is left with a long file at the end. `test_conformance` runs all solvers, and what it
 # compiles beyond the warm-up is there when other files come to it.
 LONGEST = (
-    "test_bench_gpu.py", "test_conformance.py", "test_equality.py", "test_laws.py", "test_replay.py", "test_planner_laws.py",
+    "test_conformance.py", "test_published.py", "test_equality.py", "test_laws.py", "test_replay.py", "test_planner_laws.py",
+    "test_bench_gpu.py", "test_planted_faults.py", "test_measure.py", "test_demo.py",
     "test_third_party.py", "test_cli_compare.py", "test_refusals.py", "test_readme.py", "test_simulate.py",
     "test_compiled.py", "test_reference.py", "test_split.py", "test_transitions.py", "test_fields.py", "test_exact.py",
     "test_tutorial.py", "test_fall_back.py", "test_extending.py",
+    "test_megatron_layouts.py", "test_megatron_flex.py", "test_verl_engine.py", "test_loop.py",
 )  # fmt: skip
 
 

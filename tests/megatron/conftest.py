@@ -6,9 +6,10 @@ import pytest
 import ran
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="session", autouse=True)
 def pool():
-    """Ranks of their own: Megatron-Core on CPU changes a process for good."""
+    """Ranks of their own: Megatron-Core on CPU changes a process for good. Also for tests that do not ask for it: ranks that they
+    start themselves would each import Megatron-Core, and so would all later ones."""
     from pools import forked_from
 
     with forked_from(Path(__file__).with_name("loaded_once.py")) as pools:

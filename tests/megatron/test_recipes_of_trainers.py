@@ -51,7 +51,7 @@ def case_of(options):
     if not shared:
         used.pop("moe_shared_expert_overlap", None)
     layout = Layout(
-        ep=2, tp=tp, pp=pp, num_layers=2 * pp, bf16=model["bf16"], shared_experts=shared,
+        ep=2, tp=tp, pp=pp, num_layers=2 * pp, M=2, bf16=model["bf16"], shared_experts=shared,
         dispatcher=backend if model["moe_token_dispatcher_type"] == "flex" else "alltoall",
         engine="Fused" if model.get("gradient_accumulation_fusion") else "GroupedLinear",
         distributed=ddp.pop("use_distributed_optimizer"), narrow=not ddp.pop("grad_reduce_in_fp32"),

@@ -2,12 +2,11 @@
 
 import needs_verl  # noqa: F401, I001 (skips where veRL is missing, so it comes first)
 
-import os
-import subprocess
 import sys
 
 import pytest
 from broken_import import BROKEN
+from forked import forks
 
 from foremoe.base.errors import InputError
 from foremoe.integrations.settings import Settings
@@ -45,6 +44,12 @@ def test_the_environment_switches_it_off(cluster):
     assert cluster.get(off.remote(), timeout=300) == (False, True, "MegatronEngineWithLMHead")
 
 
+@pytest.fixture(scope="module")
+def run():
+    with forks() as run:
+        yield run
+
+
 BREAK = (
     BROKEN
     + """
@@ -55,12 +60,11 @@ assert EngineRegistry.get_engine_cls("language_model", "megatron") is MegatronEn
 )
 
 
-def test_what_fails_here_leaves_verls_modules_as_they_are():
+def test_what_fails_here_leaves_verls_modules_as_they_are(run):
     """Whatever it is: `tests/integrations/test_verl_plugin.py` breaks one thing after the other on a stand-in."""
-    program = BREAK.format(module="foremoe.problem.cost", error="ImportError")
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stderr.count("which runs without it: ImportError: made to fail") == 1
+    code, said = run(BREAK.format(module="foremoe.problem.cost", error="ImportError"))
+    assert code == 0, said[-2000:]
+    assert said.count("which runs without it: ImportError: made to fail") == 1
 
 
 RELOAD = """
@@ -83,14 +87,14 @@ for _ in range(2):
 """
 
 
-def test_a_reload_of_verls_modules_renews_the_engine_and_its_class_pickles():
+def test_a_reload_of_verls_modules_renews_the_engine_and_its_class_pickles(run):
     """Of both: veRL refuses a second engine in the same registry."""
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", RELOAD], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-2000:]
+    code, said = run(RELOAD)
+    assert code == 0, said[-2000:]
 
 
 @pytest.mark.parametrize(
-    ("environment", "said"),
+    ("environment", "causes"),
     [
         ({}, []),
         ({"VERL_PLATFORM": "amd"}, ["veRL's platform is cuda/amd"]),
@@ -100,14 +104,12 @@ def test_a_reload_of_verls_modules_renews_the_engine_and_its_class_pickles():
     ],
     ids=str,
 )
-def test_settings_that_reach_no_engine_say_why(environment, said):
+def test_settings_that_reach_no_engine_say_why(run, environment, causes):
     program = "from foremoe.integrations.verl import EngineConfig\nfor _ in range(2): EngineConfig(foremoe={})\nEngineConfig()"
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=os.environ | environment, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    warned = [line for line in done.stderr.splitlines() if "megatron.foremoe is set and has no effect" in line]
-    assert len(warned) == len(said) and all(what in line for what, line in zip(said, warned, strict=True))
+    code, said = run(program, environment)
+    assert code == 0, said[-2000:]
+    warned = [line for line in said.splitlines() if "megatron.foremoe is set and has no effect" in line]
+    assert len(warned) == len(causes) and all(what in line for what, line in zip(causes, warned, strict=True))
 
 
 def test_the_config_takes_one_more_key():

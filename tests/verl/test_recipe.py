@@ -4,10 +4,10 @@ import needs_verl  # noqa: F401, I001 (skips where veRL is missing, so it comes 
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from composed import config_of, python_that_tells
 
 from foremoe.integrations.settings import Settings
 
@@ -24,21 +24,18 @@ WIDE = {"NODES": "8", "EP": "32", "TP": "4", "PP": "2", "RECOMPUTE": "full", "SL
     ("sizes", "ep", "dispatcher"), [({}, 8, None), ({"NODES": "2"}, 16, "flex"), (LARGE, 8, None), (WIDE, 32, "flex")]
 )
 def test_the_recipe_composes(tmp_path, sizes, ep, dispatcher):
-    from omegaconf import OmegaConf
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import omega_conf_to_dataclass, validate_config
 
-    here = os.environ | sizes | {"DATA": str(tmp_path), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    here = os.environ | sizes | {"DATA": str(tmp_path), "PATH": python_that_tells(tmp_path)}
     optional = [
         line.split()[1].replace("$PWD", str(tmp_path)).replace('"', "")
         for line in RECIPE.read_text().splitlines()
         if line.strip().startswith("# +")
     ]
-    done = subprocess.run(
-        ["bash", RECIPE, *optional, "--cfg", "job"], env=here, cwd=tmp_path, capture_output=True, text=True, timeout=300
-    )
+    done = subprocess.run(["bash", RECIPE, *optional], env=here, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
-    config = OmegaConf.create(done.stdout)
+    config = config_of(tmp_path)
     validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
     actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
     engine, overridden = actor.megatron, actor.megatron.override_transformer_config

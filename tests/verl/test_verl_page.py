@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from composed import config_of, python_that_tells
 
 from foremoe.integrations.settings import Settings
 
@@ -29,24 +30,24 @@ def run(command, **environment):
 
 @pytest.fixture
 def path(tmp_path):
-    """A search path whose python adds ``--cfg job`` to veRL's program: it prints its config and ends."""
+    """A search path with the python that runs this."""
     modules = [(name, f'set -- -m {name} "$@"') for name in ("pip", "foremoe")]
-    for name, more in (("python", '[[ "$*" == *main_ppo* ]] && set -- "$@" --cfg job'), *modules):
+    for name, more in (("python", ""), *modules):
         script = tmp_path / name
         script.write_text(f'#!/bin/bash\n{more}\nexec {sys.executable} -W ignore "$@"\n')
         script.chmod(0o755)
     return f"{tmp_path}:{os.environ['PATH']}"
 
 
-def test_the_commands_to_begin_with(path):
-    from omegaconf import OmegaConf
+def test_the_commands_to_begin_with(path, tmp_path):
     from verl.utils.config import omega_conf_to_dataclass
 
     install, warm_up, program = BLOCKS[0].split("\n", 2)
     assert install.startswith("pip install '.[verl]'") and warm_up.startswith("foremoe warm-up ")
     said = run(install, PATH=path, PIP_DRY_RUN="1", PIP_NO_DEPS="1", PIP_NO_BUILD_ISOLATION="0", PIP_NO_INDEX="1")
     assert "Would install foremoe" in said
-    config = OmegaConf.create(run(f"job=()\n{program}", PATH=path))
+    run(f"job=()\n{program}", PATH=python_that_tells(tmp_path))
+    config = config_of(tmp_path)
     engine = omega_conf_to_dataclass(config.actor_rollout_ref.actor.megatron)
     assert (engine.strategy, engine.router_replay.mode, engine.foremoe) == ("megatron", "R3", Settings(redundant=0))
 
