@@ -2,7 +2,7 @@
 
 import numpy as np
 
-# Letters: L layers, P physical slots, E experts, X copies; I items and K packs of a packing, C groups of experts.
+# Letters: L layers, P physical slots, E experts, I items and K packs of a packing, C groups of experts.
 
 # Its published example: loads, and the expert in every slot.
 PUBLISHED_LOAD = [
@@ -21,20 +21,12 @@ def rebalance(load_LE, num_physical, num_groups, num_nodes, num_ranks):
     Where groups do not divide over nodes, all ranks count as one node and all experts as one group.
 
     Returns:
-        ``physical_to_logical_LP``, the expert in every slot; ``logical_to_physical_LEX``, the slots of every expert by copy, -1
-        after the last; ``num_copies_LE``.
+        The expert in every slot, int64 [L, P].
     """
     load_LE = np.asarray(load_LE).astype(np.float64)
     if num_groups % num_nodes:
         num_groups = num_nodes = 1
-    num_layers, num_experts = load_LE.shape
-    physical_LP, copy_LP = np.empty((2, num_layers, num_physical), np.int64)
-    for layer, load_E in enumerate(load_LE):
-        physical_LP[layer], copy_LP[layer] = _place(load_E, num_physical, num_groups, num_nodes, num_ranks)
-    num_copies_LE = np.stack([np.bincount(row_P, minlength=num_experts) for row_P in physical_LP])
-    logical_LEX = np.full((num_layers, num_experts, num_copies_LE.max()), -1, np.int64)
-    logical_LEX[np.arange(num_layers)[:, None], physical_LP, copy_LP] = np.arange(num_physical)
-    return physical_LP, logical_LEX, num_copies_LE
+    return np.stack([_place(load_E, num_physical, num_groups, num_nodes, num_ranks) for load_E in load_LE])
 
 
 def _pack(weight_I, num_packs):
@@ -60,32 +52,32 @@ def _replicate(load_E, num_copies):
     """One copy of every expert, then again and again one more of the expert with the most load per copy.
 
     Returns:
-        expert of each copy and which copy of that expert it is.
+        expert of each copy.
     """
-    expert_X, copy_X = np.arange(num_copies), np.zeros(num_copies, np.int64)
+    expert_X = np.arange(num_copies)
     count_E = np.ones(len(load_E), np.int64)
     for x in range(len(load_E), num_copies):
         e = np.argmax(load_E / count_E)
-        expert_X[x], copy_X[x] = e, count_E[e]
+        expert_X[x] = e
         count_E[e] += 1
-    return expert_X, copy_X
+    return expert_X
 
 
 def _place(load_E, num_physical, num_groups, num_nodes, num_ranks):
-    """One layer: the expert in every physical slot and which copy it is. Groups divide over nodes."""
+    """One layer: the expert in every physical slot. Groups divide over nodes."""
     group = len(load_E) // num_groups
     # Step 1: pack groups to nodes.
     node_C, place_C = _pack(load_E.reshape(num_groups, group).sum(axis=1), num_nodes)
     order_C = np.lexsort((place_C, node_C))
-    expert_P, copy_P = np.empty((2, num_physical), np.int64)
+    expert_P = np.empty(num_physical, np.int64)
     per_node = num_physical // num_nodes
     for node, groups in enumerate(order_C.reshape(num_nodes, -1)):
         local_E = (groups[:, None] * group + np.arange(group)).ravel()
         # Step 2: replicate experts inside the node.
-        expert_X, copy_X = _replicate(load_E[local_E], per_node)
+        expert_X = _replicate(load_E[local_E], per_node)
         share_X = (load_E[local_E] / np.bincount(expert_X))[expert_X]
         # Step 3: pack copies to the node's ranks.
         rank_X, place_X = _pack(share_X, num_ranks // num_nodes)
         slot_X = node * per_node + rank_X * (num_physical // num_ranks) + place_X
-        expert_P[slot_X], copy_P[slot_X] = local_E[expert_X], copy_X
-    return expert_P, copy_P
+        expert_P[slot_X] = local_E[expert_X]
+    return expert_P

@@ -113,13 +113,6 @@ def test_what_cannot_be_asked_is_one_sentence(trace: str, dealing: list[str]) ->
     assert "--ranks-per-node" in bad([*words, "--ranks-per-node", "0"]) and "--seed" in bad([*words, "--seed", "x"])
 
 
-def test_rows_make_a_frame() -> None:
-    pandas = pytest.importorskip("pandas", reason="frames need pandas")
-    rows = rows_of(["ablate", *CASE, "--redundant", "0,1", "--foresight", "exact"])
-    frame = pandas.json_normalize(rows)
-    assert len(frame) == len(rows) and "bytes_by_link.peer" in frame.columns
-
-
 def test_a_row_without_a_digest_is_a_line_of_its_own() -> None:
     table, _ = lines_of([row("all", 1, "exact", None), row("without x", 1, "exact", None)], {"p": Planner()})
     assert [line["levels"] for line in table.lines] == ["all (4 rows)", "without x (4 rows)"]

@@ -92,12 +92,6 @@ def test_json_takes_a_word_only_if_it_ends_in_json(words: list[str]) -> None:
         assert after == ("--json=-" if alone else before)
 
 
-def test_json_never_swallows_a_trace() -> None:
-    assert _with_value(["--json", "rollout.npz"]) == ["--json=-", "rollout.npz"]
-    for words in (["rollout.npz", "--json", "out.json", "--ranks", "4"], ["--", "--json", "x.json"]):
-        assert _with_value(words) == words
-
-
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats() | st.text(),

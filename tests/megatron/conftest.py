@@ -1,9 +1,22 @@
 """Ranks for all tests of the adapter: processes that have imported Megatron-Core once, before they were forked."""
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import ran
+
+
+class Skipped(pytest.Module):
+    """A module that is not even imported."""
+
+    def collect(self):
+        pytest.skip("megatron-core is not installed; make test-megatron installs it", allow_module_level=True)
+
+
+def pytest_pycollect_makemodule(module_path, parent):
+    """Nothing of this folder can be imported without Megatron-Core."""
+    return None if find_spec("megatron") else Skipped.from_parent(parent, path=module_path)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("megatron.core", reason="megatron-core is not installed; make test-megatron installs it")
-
 from foremoe.testing.ranks import RankPool
 
 ROOT = Path(__file__).parents[2]

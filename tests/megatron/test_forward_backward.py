@@ -2,12 +2,9 @@
 
 from functools import partial
 
-import pytest
-
-pytest.importorskip("megatron.core", reason="megatron-core is not installed; make test-megatron installs it")
-
 import compare
 import program_arms as arms
+import pytest
 from layouts import Case
 from logged import logged
 from program import Layout, Program

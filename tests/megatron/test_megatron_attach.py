@@ -5,13 +5,10 @@ import gc
 import weakref
 from types import SimpleNamespace
 
-import pytest
-import torch
-
-pytest.importorskip("megatron.core", reason="megatron-core is not installed; make test-megatron installs it")
-
 import cpu
 import program_arms as arms
+import pytest
+import torch
 from layouts import Case
 from logged import logged
 from program import Layout, Program

@@ -1,9 +1,5 @@
 """The first update by a plan says, on one rank of the job, what another number of redundant slots would do."""
 
-import pytest
-
-pytest.importorskip("megatron.core", reason="megatron-core is not installed; make test-megatron installs it")
-
 import logging
 import threading
 

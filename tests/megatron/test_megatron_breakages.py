@@ -1,10 +1,7 @@
 """What the comparisons are worth: each notices what is broken on purpose."""
 
-import pytest
-
-pytest.importorskip("megatron.core", reason="megatron-core is not installed; make test-megatron installs it")
-
 import compare
+import pytest
 from layouts import Case
 from program import Layout
 

@@ -4,15 +4,12 @@ import contextlib
 import dataclasses
 import types
 
+import grouped_linear
 import pytest
 import torch
-from torch.nn import functional
-
-pytest.importorskip("megatron.core", reason="megatron-core is not installed; make test-megatron installs it")
-
-import grouped_linear
 from process_groups import lay_out
 from program import Layout, Program, model_config
+from torch.nn import functional
 
 from foremoe.base.errors import InputError
 

@@ -8,12 +8,9 @@ import time
 from dataclasses import dataclass
 from unittest.mock import patch
 
-import pytest
-
-pytest.importorskip("megatron.core", reason="megatron-core is not installed; make test-megatron installs it")
-
 import compare
 import program_arms as arms
+import pytest
 from layouts import Case
 from program import Layout, Program
 

@@ -2,14 +2,11 @@
 
 import dataclasses
 
-import numpy as np
-import pytest
-
-pytest.importorskip("megatron.core", reason="megatron-core is not installed; make test-megatron installs it")
-
 import compare
 import deepep
+import numpy as np
 import program_arms as arms
+import pytest
 import torch
 import torch.distributed as dist
 from layouts import CASES, CHOICES, FACTORS, Case, few

@@ -1,12 +1,9 @@
 """Without replay plans are made from a hint: routers route by themselves, and the program computes what it computes alone."""
 
-import numpy as np
-import pytest
-
-pytest.importorskip("megatron.core", reason="megatron-core is not installed; make test-megatron installs it")
-
 import compare
+import numpy as np
 import program_arms as arms
+import pytest
 from layouts import Case, few
 from program import Layout, Program
 

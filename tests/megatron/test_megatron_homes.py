@@ -1,13 +1,10 @@
 """Experts that compute away from their parameters for a stage: the same gradients, and every parameter as it was."""
 
+import cpu
 import numpy as np
+import program_arms as arms
 import pytest
 import torch
-
-pytest.importorskip("megatron.core", reason="megatron-core is not installed; make test-megatron installs it")
-
-import cpu
-import program_arms as arms
 from layouts import Case
 from program import Layout, Program
 

@@ -2,11 +2,8 @@
 
 import dataclasses
 
-import pytest
-
-pytest.importorskip("megatron.core", reason="megatron-core is not installed; make test-megatron installs it")
-
 import compare
+import pytest
 from hybrid import HAS_HYBRID, pattern_of
 from layouts import Case, few
 from program import Layout

@@ -4,12 +4,9 @@ import functools
 import os
 from unittest.mock import patch
 
-import pytest
-
-pytest.importorskip("megatron.core", reason="megatron-core is not installed; make test-megatron installs it")
-
 import cpu
 import program_arms as arms
+import pytest
 import torch
 from layouts import Case
 from logged import logged

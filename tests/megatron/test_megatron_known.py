@@ -2,13 +2,10 @@
 
 import os
 
-import pytest
-
-pytest.importorskip("megatron.core", reason="megatron-core is not installed; make test-megatron installs it")
-
 import compare
 import cpu
 import program_arms as arms
+import pytest
 import slot_path
 import torch
 from layouts import Case, few

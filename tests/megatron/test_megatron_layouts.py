@@ -1,10 +1,7 @@
 """With a plan the program computes what it computes without, in every layout: losses, gradients, weights, checkpoints."""
 
-import pytest
-
-pytest.importorskip("megatron.core", reason="megatron-core is not installed; make test-megatron installs it")
-
 import compare
+import pytest
 from layouts import CASES, CHOICES, FACTORS, Case, all_pairs, few, pairs_of
 from program import Layout
 

@@ -9,9 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("megatron.core", reason="megatron-core is not installed; make test-megatron installs it")
-
 import stand_ins
 import unit_test_layers
 

@@ -3,14 +3,11 @@
 import contextlib
 import functools
 
+import cpu
 import numpy as np
+import program_arms as arms
 import pytest
 import torch
-
-pytest.importorskip("megatron.core", reason="megatron-core is not installed; make test-megatron installs it")
-
-import cpu
-import program_arms as arms
 from layouts import Case
 from program import Layout, Program
 from test_megatron_faults import by_host

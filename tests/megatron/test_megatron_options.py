@@ -12,10 +12,6 @@ import pathlib
 import re
 from unittest.mock import patch
 
-import pytest
-
-pytest.importorskip("megatron.core", reason="megatron-core is not installed; make test-megatron installs it")
-
 import megatron.core
 from logged import logged
 from megatron.core.transformer.transformer_config import TransformerConfig

@@ -1,11 +1,8 @@
 """Tokens per slot, measured inside Megatron, where no plan knew some of them; `test_megatron_layouts` has the others."""
 
+import compare
 import numpy as np
 import pytest
-
-pytest.importorskip("megatron.core", reason="megatron-core is not installed; make test-megatron installs it")
-
-import compare
 from layouts import Case
 from program import Layout
 

@@ -4,9 +4,6 @@ import contextlib
 from unittest.mock import patch
 
 import pytest
-
-pytest.importorskip("megatron.core", reason="megatron-core is not installed; make test-megatron installs it")
-
 from megatron.core.transformer.transformer_config import TransformerConfig
 from program import Layout, Program
 

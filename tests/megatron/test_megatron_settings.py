@@ -2,10 +2,6 @@
 
 import dataclasses
 
-import pytest
-
-pytest.importorskip("megatron.core", reason="megatron-core is not installed; make test-megatron installs it")
-
 import program_arms as arms
 from layouts import Case
 from program import Layout, Program

@@ -6,9 +6,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-
-pytest.importorskip("megatron.core", reason="megatron-core is not installed; make test-megatron installs it")
-
 import torch
 import virtual_experts as stand_in
 from layouts import Case

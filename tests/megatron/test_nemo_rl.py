@@ -13,9 +13,6 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-
-pytest.importorskip("megatron.core", reason="megatron-core is not installed; make test-megatron installs it")
-
 import stand_ins
 import torch
 from layouts import Case

@@ -4,9 +4,6 @@ import os
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("megatron.core", reason="megatron-core is not installed; make test-megatron installs it")
-
 from program import Layout, Program
 
 

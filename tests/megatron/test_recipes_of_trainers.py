@@ -11,11 +11,8 @@ import re
 from pathlib import Path
 from types import SimpleNamespace
 
-import pytest
-
-pytest.importorskip("megatron.core", reason="megatron-core is not installed; make test-megatron installs it")
-
 import compare
+import pytest
 from layouts import Case
 from program import Layout
 

@@ -13,9 +13,6 @@ from typing import ClassVar
 from unittest.mock import patch
 
 import pytest
-
-pytest.importorskip("megatron.core", reason="megatron-core is not installed; make test-megatron installs it")
-
 import stand_ins
 import torch
 from layouts import Case

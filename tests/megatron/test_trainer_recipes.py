@@ -11,9 +11,6 @@ from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
-
-pytest.importorskip("megatron.core", reason="megatron-core is not installed; make test-megatron installs it")
-
 import stand_ins
 from logged import logged
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import json
 
 import numpy as np
 import pytest
-from safetensors.numpy import load, save
+from safetensors.numpy import save
 
 import foremoe
 from foremoe.base.errors import InputError
-from foremoe.plan.header import FORMAT_VERSION
 from foremoe.plan.plan import Plan
 
 
@@ -24,16 +22,6 @@ def plan() -> Plan:
     work = foremoe.Workload.from_counts(load_MLGE, num_topk=4, model=model.name)
     problem = foremoe.Problem.of(work, foremoe.Cluster.preset("8xh100", num_ranks=4), redundant=1)
     return foremoe.Planner().plan(problem)[0]
-
-
-def rewritten(path, change):
-    """The plan file with its header changed by `change(header)`, everything else as it was."""
-    payload = path.read_bytes()
-    length = int.from_bytes(payload[:8], "little")
-    header = json.loads(json.loads(payload[8 : 8 + length])["__metadata__"]["foremoe"])
-    tensors = load(payload)
-    change(header, tensors)
-    path.write_bytes(save(tensors, {"foremoe": json.dumps(header)}))
 
 
 def arrays_of(value):
@@ -78,16 +66,8 @@ def test_every_flipped_byte_is_refused(plan, tmp_path):
             Plan.load(path)
 
 
-def test_tampered_newer_missing_and_foreign_files(plan, tmp_path):
+def test_missing_and_foreign_files(plan, tmp_path):
     path = tmp_path / "plan.safetensors"
-    plan.save(path)
-    rewritten(path, lambda header, tensors: header.update(redundant=2))
-    with pytest.raises(InputError, match="was changed after it was written"):
-        Plan.load(path)
-    plan.save(path)
-    rewritten(path, lambda header, tensors: header.update(format=FORMAT_VERSION + 1))
-    with pytest.raises(InputError, match="install a newer foremoe"):
-        Plan.load(path)
     path.write_bytes(save({"a": np.zeros(3)}))
     with pytest.raises(InputError, match="is not a plan"):
         Plan.load(path)
@@ -101,10 +81,3 @@ def test_tampered_newer_missing_and_foreign_files(plan, tmp_path):
         Plan.load(tmp_path)
     with pytest.raises(InputError, match="cannot write"):
         plan.save(tmp_path / "no" / "such" / "folder.safetensors")
-
-
-def test_texts(plan):
-    assert "replicas" in plan.summary() and "busiest rank" in plan.explain(1, 2)
-    assert max(map(len, [*plan.summary().splitlines(), *plan.explain(1, 2).splitlines()[:3]])) <= 80
-    with pytest.raises(InputError, match="does not exist"):
-        plan.explain(2, 0)

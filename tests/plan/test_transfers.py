@@ -1,4 +1,4 @@
-"""Derived transfers: against a slow reference, and the properties that a ring of buffers promises."""
+"""Derived transfers, against a slow reference."""
 
 import dataclasses
 
@@ -11,8 +11,7 @@ from mutations import copying_plans
 from foremoe.base.errors import InputError
 from foremoe.plan.plan import Plan
 from foremoe.plan.transfers import Link, TransferList
-from foremoe.problem.schedule import Schedule
-from foremoe.testing.samples import many_row_problem, plan_of, random_placement
+from foremoe.testing.samples import many_row_problem, plan_of
 
 # Letters: M micro-steps, L layers, G ranks, E experts, B base slots, R redundant slots, C copies, U uses.
 
@@ -63,48 +62,12 @@ def test_equals_the_slow_reference(data: st.DataObject) -> None:
     assert as_rows(plan.transfers) == reference_transfers(plan)
 
 
-@given(st.data())
-def test_with_room_for_everything_nothing_is_sent_twice(data: st.DataObject) -> None:
-    _, plan = data.draw(copying_plans(slot_depth=64))
-    t = plan.transfers
-    sent = list(zip(t.dst_C.tolist(), t.layer_C.tolist(), t.expert_C.tolist(), strict=True))
-    assert len(sent) == len(set(sent))
-    assert (t.after_C == -1).all()
-
-
-@given(st.data())
-def test_deeper_slots_never_send_more(data: st.DataObject) -> None:
-    # True of least-recently-used replacement, whose smaller cache holds a subset of the larger one's content.
-    problem, plan = data.draw(copying_plans(slot_depth=1, max_redundant=1))
-    counts = [len(with_depth(plan, depth).transfers) for depth in (1, 2, 3, 8)]
-    assert counts == sorted(counts, reverse=True)
-    assert problem.R == 1
-
-
-@given(st.data())
-def test_records_are_ordered_and_cross_ranks(data: st.DataObject) -> None:
-    _, plan = data.draw(copying_plans())
-    t = plan.transfers
-    key = list(zip(t.need_C.tolist(), t.dst_C.tolist(), t.slot_C.tolist(), strict=True))
-    assert key == sorted(key) and len(set(key)) == len(key)
-    assert (t.src_C != t.dst_C).all() and {*t.src_C.tolist(), *t.dst_C.tolist()} <= set(range(plan.G))
-
-
 def test_without_redundant_slots_or_replicas_there_are_no_transfers() -> None:
     problem = many_row_problem(8)
     assert len(plan_of(problem, problem.static()).transfers) == 0
     none = dataclasses.replace(problem, redundant=0)
     plan = plan_of(none, none.static())
     assert len(plan.transfers) == 0 and plan.violations(none) == []
-
-
-def test_the_turn_from_forward_to_backward_sends_nothing_twice() -> None:
-    # One rank's ring holds the last layers of forward, which backward reads first.
-    problem = many_row_problem(4)
-    problem = dataclasses.replace(problem, schedule=Schedule.accumulate(problem.M), slot_depth=2)
-    plan = plan_of(problem, random_placement(problem, np.random.default_rng(0), density=1.0, evenness=20.0))
-    forward = (plan.transfers.phase_C == 0).sum()
-    assert 0 < len(plan.transfers) < 2 * forward
 
 
 def test_columns_of_different_lengths_are_refused() -> None:
@@ -114,8 +77,3 @@ def test_columns_of_different_lengths_are_refused() -> None:
         TransferList(**{**columns, "buffer_C": np.zeros(3, np.int32)})
     with pytest.raises(InputError, match="slot_C holds values"):
         TransferList(**{**columns, "slot_C": np.full(2, 2**20)})
-
-
-def with_depth(plan: Plan, slot_depth: int) -> Plan:
-    """The same placement with other buffers."""
-    return dataclasses.replace(plan, header=dataclasses.replace(plan.header, slot_depth=slot_depth)).rederived()

@@ -1,4 +1,4 @@
-"""The cost model: its parts, and bounds that no valid placement goes below."""
+"""The cost model and its parts."""
 
 import dataclasses
 import re
@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foremoe.base.errors import InputError
-from foremoe.problem.bounds import load_bound
 from foremoe.problem.cost import Cost, CostModel
 from foremoe.problem.placement import Placement
 from foremoe.problem.pricing import price, row_objective
@@ -40,12 +39,6 @@ def test_the_objective_is_the_largest_rank_load_or_the_seconds(data: st.DataObje
         np.testing.assert_array_equal(objective_N, price(problem, placement).total_s)
     else:
         np.testing.assert_array_equal(objective_N, [max(row_GS.sum() for row_GS in row) for row in placement.quotas_NGS])
-
-
-@given(st.data())
-def test_without_redundant_slots_the_load_bound_is_met_by_static(data: st.DataObject) -> None:
-    problem = data.draw(problems(max_redundant=0))
-    assert (load_bound(problem) == problem.static().load_NG().max(axis=1)).all()
 
 
 @given(st.data())

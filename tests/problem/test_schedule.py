@@ -64,15 +64,6 @@ def test_uses_are_the_layers_of_the_passes_in_execution_order(data: st.DataObjec
     assert uses[0] == list(range(len(expected)))
 
 
-def test_blocks_are_forwarded_again_together() -> None:
-    schedule = dataclasses.replace(Schedule.accumulate(1, True), block_L=[0, 0, 1])
-    f, b, r = Phase.FORWARD, Phase.BACKWARD, Phase.REFORWARD
-    uses = schedule.uses(3)
-    assert list(zip(uses.layer_U.tolist(), uses.phase_U.tolist(), strict=True)) == [
-        (0, f), (1, f), (2, f), (2, b), (0, r), (1, r), (1, b), (0, b),
-    ]  # fmt: skip
-
-
 def test_chunks_may_have_different_numbers_of_layers() -> None:
     """As with leading dense layers: the first chunk of a stage has fewer MoE layers."""
     schedule = dataclasses.replace(Schedule.interleaved(2, 2, 2, 0), chunk_L=[0, 1, 1])

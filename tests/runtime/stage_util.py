@@ -248,19 +248,29 @@ def _block(moe: Any, topk: dict[int, torch.Tensor], x_TH: torch.Tensor, *weights
 
 
 def run_case(
-    group: Group, case: Case, backends: Any = ("local",), debug: bool = True, hook: Any = None, prefetch: int = 2
+    group: Group,
+    case: Case,
+    backends: Any = ("local",),
+    debug: bool = True,
+    hook: Any = None,
+    prefetch: int = 2,
+    home: bool = False,
 ) -> tuple[Results, dict[str, torch.Tensor], StageSummary]:
     """The stage by its plan, on one rank: results, all main gradients, and the report.
 
     Args:
         backends: names, or a function of the rank that gives instances.
         hook: called before every pass with (runtime, m, phase, chunk).
+        home: without the plan, every pair at its expert's home.
     """
     prepare_device(group)
     bank = make_bank(case, group.rank, group.size)
     found = backends(group.rank) if callable(backends) else backends
     with Runtime(bank, group=group, backends=found, prefetch=prefetch, timeout_s=20.0, debug=debug) as runtime:
-        runtime.begin(case.plan, case.split(group.rank))
+        if home:
+            runtime.begin_home()
+        else:
+            runtime.begin(case.plan, case.split(group.rank))
         results = run_passes(case, group.rank, runtime.moe, None if hook is None else partial(hook, runtime))
         report = runtime.end()
         return results, on_host(bank.gather(group, gradients=True)), report

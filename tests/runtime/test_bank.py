@@ -50,15 +50,6 @@ def test_gradients_add_up_over_stages_until_they_are_dropped(dtype: torch.dtype)
     assert torch.equal(down.grad, once)
 
 
-def test_an_optimizer_steps_the_experts() -> None:
-    bank = make_bank(HOME, 0, 1)
-    runtime, before = Runtime(bank, group=ThreadGroup.of(1)[0]), bank.home(0, 0)[1].clone()
-    train(bank, runtime, 1.0)
-    grad = bank.main_grad(0, 0)[1].clone()
-    torch.optim.SGD(bank.parameters(), lr=0.1).step()
-    assert torch.allclose(bank.home(0, 0)[1], before - 0.1 * grad)
-
-
 def test_weights_do_not_depend_on_the_ranks_and_go_out_and_in() -> None:
     def gathered(group: Group, seed: int) -> dict[str, torch.Tensor]:
         bank = make_bank(PERMUTED, group.rank, group.size, seed=seed)

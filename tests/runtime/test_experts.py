@@ -85,33 +85,6 @@ def test_equals_autograd_of_the_plain_formula(num_S: list[int], seed: int) -> No
             assert relative(grad.view(weight.shape), torch.zeros_like(weight) if weight.grad is None else weight.grad) < 1e-13
 
 
-def test_input_gradient_by_finite_differences() -> None:
-    _, row, x_YH = make([2, 0, 3])
-    assert torch.autograd.gradcheck(lambda x: GroupedExperts.apply(x, row, Phase.FORWARD), (x_YH,))
-
-
-def test_weight_gradients_by_finite_differences() -> None:
-    slots, _, x_YH = make([3])
-
-    class Plain(torch.autograd.Function):
-        """The same with weights as arguments, so that finite differences can reach them."""
-
-        @staticmethod
-        def forward(ctx: Any, *weights: torch.Tensor) -> torch.Tensor:
-            y_NH, saved = SwiGLU().forward(x_YH.detach(), weights)
-            ctx.save_for_backward(*weights, *saved)
-            return y_NH
-
-        @staticmethod
-        def backward(ctx: Any, grad_y_NH: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            gate_up, down, *saved = ctx.saved_tensors
-            grads = (torch.zeros_like(gate_up), torch.zeros_like(down))
-            SwiGLU().backward(x_YH.detach(), saved, grad_y_NH, (gate_up, down), grads)
-            return grads
-
-    assert torch.autograd.gradcheck(Plain.apply, slots.weights_S[0])
-
-
 ONE_BY_ONE = {"dtype": torch.float64, "H": 5, "F": 3}
 AT_ONCE = {"dtype": torch.float32, "H": 8, "F": 4}
 

@@ -1,5 +1,6 @@
 """Rows with holes and rows for dispatchers of their own: every token meets the experts that its weights name, and these alone."""
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -42,10 +43,7 @@ def made(seed: int, K: int, share: float) -> tuple[Plan, list[Array], list[Array
     for g, topk_TK in enumerate(known):
         for token in topk_TK:
             load_MLGE[0, 0, g, np.unique(token[token >= 0])] += 1
-    model = foremoe.Model(
-        name="toy", num_layers=1, num_experts=E, num_topk=K, hidden_size=4, ffn_size=8, first_moe_layer=0,
-        attention_params=64, num_heads=1, qk_head_dim=4, v_head_dim=4, source="made up for tests",
-    )  # fmt: skip
+    model = dataclasses.replace(foremoe.Model.preset("qwen3-30b-a3b"), num_layers=1, num_experts=E, num_topk=K)
     work = foremoe.Workload.from_counts(load_MLGE, num_topk=K)
     cluster = foremoe.Cluster.preset("8xh100", num_ranks=G, host_store=True)
     problem = foremoe.Problem.of(work, cluster, model=model, cost=foremoe.CostModel(objective="balance"))

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import given, note
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -16,10 +15,6 @@ from foremoe.distributed.group import ThreadGroup
 from foremoe.runtime import remap
 from foremoe.runtime.dispatch import exchange_counts
 from foremoe.runtime.remap import DenseIntervals, Intervals, remap_dense, remap_dense_planned, remap_planned
-from foremoe.testing.pasteable import describe
-from foremoe.testing.samples import random_sources
-from foremoe.testing.strategies import plans, problems
-from foremoe.workload.workload import Workload
 
 # Letters: T tokens, K top-k, E experts, P physical slots, G ranks, S slots per rank.
 
@@ -161,47 +156,6 @@ def test_running_sums_go_along_adjacent_memory(function: Callable) -> None:
         slots, _ = function(routing_TE.nonzero()[:, 1:] if function is remap else routing_TE, *tables)
     assert scans.num >= 2 and not scans.outer
     assert slots.is_contiguous()
-
-
-@given(st.data())
-def test_every_slot_gets_its_quota_or_what_occurs(data: st.DataObject) -> None:
-    """Over all sources, with some pairs that the plan does not know and some that never came."""
-    problem = data.draw(problems(max_ranks=4, max_pairs=12, max_micro_steps=1, max_layers=1))
-    note(describe(problem))
-    plan = data.draw(plans(problem))
-    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
-    load_GE = random_sources(problem, rng)[0, 0]
-    work = Workload.from_counts(load_GE[None, None], num_topk=1, stage=problem.stage)
-    home_slot_E = plan.home_LE[0] // plan.B * plan.S + plan.home_LE[0] % plan.B
-    expert_P = plan.expert_MLGS[0, 0].ravel()
-    served_P, expected_P = np.zeros((2, plan.G * plan.S), int)
-    total_drift = 0
-    for g in range(plan.G):
-        topk_T = rng.permutation(np.repeat(np.arange(plan.E), load_GE[g]))
-        other_T = rng.random(len(topk_T)) < data.draw(st.sampled_from([0.0, 0.05, 1.0]))
-        topk_T = np.where(other_T, rng.integers(0, plan.E, len(topk_T)), topk_T)
-        split_P = plan.rows_for(work, g)[0, 0]
-        slot_TK, num_drift = remap(*(torch.from_numpy(np.array(a)) for a in (topk_T[:, None], split_P, expert_P, home_slot_E)))
-        served_P += np.bincount(slot_TK.numpy().ravel(), minlength=plan.G * plan.S)
-        total_drift += int(num_drift)
-        # The law, source by source: an expert's slots fill up in order, the excess goes home.
-        occurs_E = np.bincount(topk_T, minlength=plan.E)
-        for p in range(plan.G * plan.S):
-            if expert_P[p] >= 0:
-                taken = min(split_P[p], occurs_E[expert_P[p]])
-                expected_P[p] += taken
-                occurs_E[expert_P[p]] -= taken
-        np.add.at(expected_P, home_slot_E, occurs_E)
-        assert num_drift == occurs_E.sum()
-    assert (served_P == expected_P).all()
-    assert (served_P <= plan.quota_MLGS[0, 0].ravel())[np.arange(plan.G * plan.S) % plan.S >= plan.B].all()
-    if total_drift == 0:
-        assert (served_P == plan.quota_MLGS[0, 0].ravel()).all()
-
-
-def test_without_drift_no_pair_stays_at_a_home_that_gave_it_away() -> None:
-    slot_TK, num_drift = remap(torch.tensor([[0, 1], [0, 1], [1, 0]]), *map(torch.tensor, ([0, 2, 3, 1], [0, 1, 0, 1], [0, 1])))
-    assert slot_TK.tolist() == [[2, 1], [2, 1], [3, 2]] and num_drift == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int16])

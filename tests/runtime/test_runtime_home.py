@@ -11,151 +11,71 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given
-from hypothesis import strategies as st
 from profiles import examples
-from runtime_util import dense_moe, draw_topk, relative
-from torch.utils.checkpoint import checkpoint
+from runtime_util import relative
+from stage_util import Case, a_case, make_bank, run_case, run_dense, run_passes, worst
+from test_equality import cases
 
 from foremoe.base.errors import InputError, TransferError
 from foremoe.distributed.group import Group, ThreadGroup
-from foremoe.runtime import ExpertBank, Runtime, StageSummary
+from foremoe.runtime import ExpertBank, Runtime
 from foremoe.testing.ranks import get_pool, run_threads
 
-# Letters: L layers, T tokens, K top-k, H hidden size, E experts, G ranks.
+# Letters: L layers, T tokens, H hidden size, E experts, G ranks.
 
-L, H, F = 2, 6, 4
+H = 6
 TOLERANCE = 1e-12
-
-Data = dict[str, Any]
-# How a layer is run: kept activations, or checkpointed in either way.
-MODES = {"kept": None, "reentrant": True, "non-reentrant": False}
+at_home = partial(run_case, home=True)
 
 
-def draw(num_ranks: int, num_experts: int, num_topk: int, tokens_MG: list[list[int]], seed: int) -> Data:
-    """Tokens, routing and homes of a stage; the gating weights come from logits by softmax, so that they have a gradient too."""
-    generator = torch.Generator().manual_seed(seed)
-    rng = np.random.default_rng(seed)
-    double = {"generator": generator, "dtype": torch.float64}
-    return {
-        "home_LE": np.stack([rng.permutation(num_experts) for _ in range(L)]),
-        "E": num_experts,
-        "x_MG": [[torch.randn(T, H, **double) for T in tokens_G] for tokens_G in tokens_MG],
-        "logit_MGL": [[[torch.randn(T, num_topk, **double) for _ in range(L)] for T in tokens_G] for tokens_G in tokens_MG],
-        "topk_MGL": [
-            [[draw_topk(T, num_topk, num_experts, generator) for _ in range(L)] for T in tokens_G] for tokens_G in tokens_MG
-        ],
-        "grad_MG": [[torch.randn(T, H, **double) for T in tokens_G] for tokens_G in tokens_MG],
-    }
+@given(cases())
+@examples(36)
+def test_equals_the_dense_model(case: Case) -> None:
+    assert worst(run_threads(at_home, case.plan.G, case), run_dense(case)) < TOLERANCE
 
 
-def make_bank(data: Data, rank: int, num_ranks: int, **options: Any) -> ExpertBank:
-    sizes = {"num_layers": L, "num_experts": data["E"], "hidden_size": H, "ffn_size": F}
-    options = {"dtype": torch.float64, "seed": 5, "home_LE": data["home_LE"]} | options
-    return ExpertBank(**sizes, rank=rank, num_ranks=num_ranks, **options)
-
-
-def block(runtime: Runtime, layer: int, topk_TK: torch.Tensor, y_TH: torch.Tensor, logit_TK: torch.Tensor) -> torch.Tensor:
-    return y_TH + runtime.moe(layer, y_TH, topk_TK, logit_TK.softmax(1))
-
-
-def run(group: Group, data: Data, mode: str, x_needs_grad: bool = True) -> dict[str, Any]:
-    bank = make_bank(data, group.rank, group.size)
-    result: dict[str, Any] = {"y": [], "x": [], "logit": []}
-    with Runtime(bank, group=group) as runtime:
-        runtime.begin_home()
-        for x_G, logit_GL, topk_GL, grad_G in zip(*(data[k] for k in ("x_MG", "logit_MGL", "topk_MGL", "grad_MG")), strict=True):
-            x_TH = x_G[group.rank].clone().requires_grad_(x_needs_grad)
-            logits = [logit.clone().requires_grad_() for logit in logit_GL[group.rank]]
-            y_TH = x_TH
-            for layer in range(L):
-                step, again = partial(block, runtime, layer, topk_GL[group.rank][layer]), MODES[mode]
-                y_TH = step(y_TH, logits[layer]) if again is None else checkpoint(step, y_TH, logits[layer], use_reentrant=again)
-            y_TH.backward(grad_G[group.rank])
-            result["y"].append(y_TH.detach())
-            result["x"].append(x_TH.grad)
-            result["logit"].append([logit.grad for logit in logits])
-        result["report"] = runtime.end()
-    for name, param in bank.named_parameters():
-        assert param.grad is not None and param.grad.data_ptr() == bank._main[name].data_ptr()
-    result["grads"] = bank.gather(group, gradients=True)
-    return result
-
-
-def run_dense(data: Data) -> dict[str, Any]:
-    """The same on one rank, rank by rank and expert by expert."""
-    bank = make_bank(data, 0, 1)
-    weights = {name: x.requires_grad_() for name, x in bank.gather(ThreadGroup.of(1)[0]).items()}
-    result: dict[str, Any] = {"y": [], "x": [], "logit": []}
-    for x_G, logit_GL, topk_GL, grad_G in zip(*(data[k] for k in ("x_MG", "logit_MGL", "topk_MGL", "grad_MG")), strict=True):
-        for kind in ("y", "x", "logit"):
-            result[kind].append([])
-        for x, logits, topk_L, grad in zip(x_G, logit_GL, topk_GL, grad_G, strict=True):
-            x_TH, logits = x.clone().requires_grad_(), [logit.clone().requires_grad_() for logit in logits]
-            y_TH = x_TH
-            for layer in range(L):
-                experts = {name: w[layer] for name, w in weights.items()}
-                y_TH = y_TH + dense_moe(y_TH, topk_L[layer], logits[layer].softmax(1), experts)
-            y_TH.backward(grad)
-            result["y"][-1].append(y_TH.detach())
-            result["x"][-1].append(x_TH.grad)
-            result["logit"][-1].append([logit.grad for logit in logits])
-    result["grads"] = {name: w.grad if w.grad is not None else torch.zeros_like(w) for name, w in weights.items()}
-    return result
-
-
-def worst(results: list[dict[str, Any]], dense: dict[str, Any]) -> float:
-    found = [0.0]
-    for g, result in enumerate(results):
-        for m in range(len(dense["y"])):
-            found.append(relative(result["y"][m], dense["y"][m][g]))
-            found.append(0.0 if result["x"][m] is None else relative(result["x"][m], dense["x"][m][g]))
-            found += [relative(a, b) for a, b in zip(result["logit"][m], dense["logit"][m][g], strict=True)]
-        found += [relative(result["grads"][name], dense["grads"][name]) for name in dense["grads"]]
-    return max(found)
-
-
-@pytest.mark.parametrize("mode", MODES)
-@given(st.data())
-@examples(12)
-def test_equals_the_dense_model(mode: str, drawn: st.DataObject) -> None:
-    G, K = drawn.draw(st.integers(1, 4)), drawn.draw(st.integers(1, 2))
-    E = G * drawn.draw(st.integers(1 if G > 1 else 2, 3))
-    M = drawn.draw(st.integers(1, 2))
-    tokens_MG = [drawn.draw(st.lists(st.sampled_from([0, 1, 9]), min_size=G, max_size=G)) for _ in range(M)]
-    data = draw(G, E, K, tokens_MG, drawn.draw(st.integers(0, 2**32 - 1)))
-    assert worst(run_threads(run, G, data, mode), run_dense(data)) < TOLERANCE
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_on_processes(mode: str) -> None:
-    data = draw(2, 4, 2, [[5, 7], [0, 3]], 0)
-    assert worst(get_pool(2).run(run, data, mode, num_ranks=2), run_dense(data)) < TOLERANCE
+def test_on_processes() -> None:
+    case = a_case()
+    assert worst(get_pool(2).run(at_home, case, num_ranks=2), run_dense(case)) < TOLERANCE
 
 
 def test_tokens_that_need_no_gradient_still_train_the_experts() -> None:
-    data = draw(2, 4, 2, [[5, 7]], 0)
-    assert worst(run_threads(run, 2, data, "kept", False), run_dense(data)) < TOLERANCE
+    case = a_case()
+
+    def run(group: Group) -> dict[str, torch.Tensor]:
+        bank = make_bank(case, group.rank, 2)
+        with Runtime(bank, group=group) as runtime:
+            runtime.begin_home()
+            run_passes(case, group.rank, lambda layer, x, *rest: runtime.moe(layer, x if layer else x.detach(), *rest))
+            runtime.end()
+        for name, param in bank.named_parameters():
+            assert param.grad is not None and param.grad.data_ptr() == bank._main[name].data_ptr()
+        return bank.gather(group, gradients=True)
+
+    dense = run_dense(case)[1]
+    for grads in run_threads(run, 2):
+        assert all(relative(grads[name], grad) < TOLERANCE for name, grad in dense.items())
 
 
 def test_every_pair_is_counted_where_it_was_served() -> None:
-    data = draw(2, 4, 2, [[5, 7], [0, 3]], 0)
-    reports: list[StageSummary] = [r["report"] for r in run_threads(run, 2, data, "reentrant")]
-    for m, topk_GL in enumerate(data["topk_MGL"]):
-        for layer in range(L):
-            load_E = sum(torch.bincount(topk_L[layer].view(-1), minlength=4) for topk_L in topk_GL).numpy()
-            for rank in range(2):
-                mine_E = data["home_LE"][layer] // 2 == rank
-                served_S = np.zeros(2, int)
-                served_S[data["home_LE"][layer][mine_E] % 2] = load_E[mine_E]
-                assert reports[rank].served_MLS[m, layer].tolist() == served_S.tolist()
+    case = a_case()
+    plan, reports = case.plan, [report for _, _, report in run_threads(at_home, 2, case)]
+    for m, layer in np.ndindex(plan.M, plan.L):
+        load_E = sum(torch.bincount(case.topk[m, layer, g].view(-1), minlength=plan.E) for g in (0, 1)).numpy()
+        for rank, report in enumerate(reports):
+            assert report.served_MLS[m, layer].tolist() == load_E[rank * plan.B : (rank + 1) * plan.B].tolist()
     assert not any(r.drift_ML.any() or r.fell_back or r.timeline for r in reports)
     assert all(r.forward_cpu_s > 0 and r.backward_cpu_s > 0 for r in reports)
-    assert reports[0].to_dict()["served"] + reports[1].to_dict()["served"] == 2 * 2 * 15
+
+
+def one_rank(dtype: torch.dtype = torch.float64) -> tuple[ExpertBank, Runtime]:
+    """Two layers of two experts, and a runtime without a stage."""
+    bank = ExpertBank(num_layers=2, num_experts=2, hidden_size=H, ffn_size=4, rank=0, num_ranks=1, dtype=dtype)
+    return bank, Runtime(bank, group=ThreadGroup.of(1)[0])
 
 
 def test_forward_alone_sets_no_gradient() -> None:
-    bank = make_bank(draw(1, 2, 1, [[1]], 0), 0, 1, home_LE=None)
-    runtime = Runtime(bank, group=ThreadGroup.of(1)[0])
+    bank, runtime = one_rank()
     runtime.begin_home()
     with torch.no_grad():
         y_TH = runtime.moe(0, torch.ones(3, H, dtype=torch.float64), torch.zeros(3, 1, dtype=torch.uint8), torch.ones(3, 1))
@@ -165,8 +85,7 @@ def test_forward_alone_sets_no_gradient() -> None:
 
 
 def test_autocast_leaves_the_experts_alone() -> None:
-    bank = make_bank(draw(1, 2, 1, [[1]], 0), 0, 1, home_LE=None, dtype=torch.float32)
-    runtime = Runtime(bank, group=ThreadGroup.of(1)[0])
+    _, runtime = one_rank(torch.float32)
     runtime.begin_home()
     x_TH, topk_TK, weight_TK = torch.randn(3, H), torch.zeros(3, 1, dtype=torch.int64), torch.ones(3, 1)
     plain = runtime.moe(0, x_TH, topk_TK, weight_TK)
@@ -177,9 +96,7 @@ def test_autocast_leaves_the_experts_alone() -> None:
 
 
 def test_wrong_arguments_end_in_one_sentence() -> None:
-    data = draw(1, 2, 1, [[1]], 0)
-    bank, group = make_bank(data, 0, 1, home_LE=None), ThreadGroup.of(1)[0]
-    runtime = Runtime(bank, group=group)
+    bank, runtime = one_rank()
     x_TH, topk_TK, weight_TK = torch.ones(3, H, dtype=torch.float64), torch.zeros(3, 1, dtype=torch.int64), torch.ones(3, 1)
     with pytest.raises(InputError, match="no stage is running"):
         runtime.moe(0, x_TH, topk_TK, weight_TK)
@@ -208,16 +125,16 @@ def test_wrong_arguments_end_in_one_sentence() -> None:
 
 
 def test_after_an_exception_in_a_stage_nothing_is_left_and_the_other_ranks_end() -> None:
-    data = draw(2, 4, 1, [[3, 3]], 0)
+    case = a_case()
     alive: list[weakref.ref[Any]] = []
 
     def broken(group: Group) -> None:
-        bank = make_bank(data, group.rank, group.size)
+        bank = make_bank(case, group.rank, group.size)
         with Runtime(bank, group=group) as runtime:
             alive.extend([weakref.ref(runtime), weakref.ref(bank)])
             runtime.begin_home()
-            x_TH = torch.ones(3, H, dtype=torch.float64, requires_grad=True)
-            y_TH = runtime.moe(0, x_TH, torch.zeros(3, 1, dtype=torch.int64), torch.ones(3, 1))
+            first = 0, 0, group.rank
+            y_TH = runtime.moe(0, case.x[first].requires_grad_(), case.topk[first], case.weight[first])
             if group.rank == 0:
                 raise ArithmeticError("the loss is not finite")
             y_TH.sum().backward()
@@ -228,4 +145,3 @@ def test_after_an_exception_in_a_stage_nothing_is_left_and_the_other_ranks_end()
     del errors
     gc.collect()
     assert [ref() for ref in alive] == [None] * 4
-    assert worst(run_threads(run, 2, data, "kept"), run_dense(data)) < TOLERANCE

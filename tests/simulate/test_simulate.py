@@ -12,7 +12,6 @@ from slow_simulator import exchange_seconds, stage_seconds
 
 import foremoe
 from foremoe.plan.transfers import Link
-from foremoe.problem.estimate import window_seconds
 from foremoe.problem.schedule import Phase
 from foremoe.simulate import PARTS, even_routing, force_balanced, simulate
 from foremoe.simulate.traffic import exchange
@@ -146,33 +145,6 @@ def test_even_routing_keeps_pairs_and_is_even(problem):
     even = even_routing(problem)
     assert (even.load_MLGE.sum(axis=3) == problem.load_MLGE.sum(axis=3)).all()
     assert (even.load_MLE.max(axis=2) - even.load_MLE.min(axis=2) <= 1).all()
-
-
-@examples(60)
-@given(cases(max_ranks=1))
-def test_one_rank_is_the_sum_of_its_work(case):
-    problem, plan = case
-    found, cluster = simulate(problem, plan), problem.cluster
-    window_ML = np.repeat(window_seconds(problem).max(axis=1)[:, None], problem.L, axis=1)
-    pair_s = problem.model.flops_per_pair / cluster.expert_flops_per_s + cluster.pair_overhead_s
-    pairs_ML, busy_ML = pair_s * problem.load_MLE.sum(axis=2), (problem.load_MLE > 0).sum(axis=2)
-    parts = (
-        (window_ML, cluster.window_backward_ratio * window_ML),
-        (pairs_ML, cluster.backward_ratio * pairs_ML),
-        (cluster.slot_overhead_s * busy_ML, cluster.backward_slot_s * busy_ML),
-    )
-    forwards_M = np.bincount(problem.schedule.micro_step_X, weights=problem.schedule.phase_X == Phase.FORWARD)
-    backwards_M = np.bincount(problem.schedule.micro_step_X, weights=problem.schedule.phase_X == Phase.BACKWARD)
-    if problem.schedule.num_chunks > 1:
-        return
-    again = problem.schedule.reforward
-    total_s = 0.0
-    for forward_ML, backward_ML in parts:
-        total_s += (forward_ML.sum(axis=1) * (forwards_M + backwards_M * again)).sum()
-        total_s += (backward_ML.sum(axis=1) * backwards_M).sum()
-    if problem.schedule.block_L is None:
-        assert found.total_s == pytest.approx(total_s, rel=1e-9)
-    assert found.parts.dispatch_s == found.parts.transfer_s == found.parts.gradient_s == 0.0
 
 
 def two_ranks(**changes):

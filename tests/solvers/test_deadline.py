@@ -155,17 +155,6 @@ def test_plans_obey_the_laws_and_compute_what_dense_computes(data):
 
 
 @given(st.data())
-def test_a_copy_never_crosses_nodes_by_peer_nor_stays_inside_by_rdma(data):
-    problem = data.draw(PROBLEMS)
-    found = Deadline().solve(problem, copies_of(problem, data.draw(placements(problem))))
-    node_G = problem.cluster.node_of_rank_G
-    assert ((found.link_C == Link.HOST) == (found.src_C == -1)).all()
-    direct_C = found.src_C >= 0
-    together_C = node_G[found.src_C[direct_C]] == node_G[found.dst_C[direct_C]]
-    assert (together_C == (found.link_C[direct_C] == Link.PEER)).all()
-
-
-@given(st.data())
 def test_copies_given_out_of_order_get_the_same_paths(data):
     problem = data.draw(PROBLEMS)
     transfers = copies_of(problem, data.draw(placements(problem)))

@@ -1,8 +1,5 @@
-"""ExactSplit: the least maximum rank load, proven by subsets of ranks and by a linear program."""
+"""ExactSplit: the least maximum rank load, proven by subsets of ranks."""
 
-import math
-
-import highspy
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,23 +7,6 @@ from solver_util import least_maximum, placed_rows, require_split, row_problem
 
 from foremoe.solvers.split.exact import ExactSplit
 from foremoe.solvers.split.kernels import split_row
-
-
-def linear_program(load_E, expert_GS):
-    """The same maximum where pairs may be cut into fractions."""
-    model = highspy.Highs()
-    model.silent()
-    top = model.addVariable(lb=0)
-    slots = [tuple(slot) for slot in np.argwhere(expert_GS >= 0)]
-    quota = {slot: model.addVariable(lb=0) for slot in slots}
-    for e, load in enumerate(load_E):
-        held = [quota[slot] for slot in slots if expert_GS[slot] == e]
-        model.addConstr(sum(held[1:], held[0]) == float(load))
-    for g in range(len(expert_GS)):
-        held = [quota[slot] for slot in slots if slot[0] == g]
-        model.addConstr(sum(held[1:], held[0]) <= top)
-    model.minimize(top)
-    return model.getObjectiveValue()
 
 
 @given(row=placed_rows())
@@ -39,13 +19,6 @@ def test_reaches_the_least_possible_maximum(row):
         split_row(load_E, expert_GS, again_GS) == least_maximum(load_E, expert_GS) == quota_GS.sum(axis=1, dtype=np.int64).max()
     )
     assert (again_GS == quota_GS).all()
-
-
-@given(row=placed_rows(max_ranks=8, top=1000))
-def test_equals_the_linear_program_rounded_up(row):
-    load_E, expert_GS = row
-    quota_GS = np.zeros(expert_GS.shape, np.int32)
-    assert split_row(load_E, expert_GS, quota_GS) == math.ceil(linear_program(load_E, expert_GS) - 1e-6)
 
 
 @given(row=placed_rows(max_ranks=6), data=st.data())

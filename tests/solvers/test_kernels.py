@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from foremoe.solvers.rows import Placed
 from foremoe.solvers.search.copies import Copies, Rule
 from foremoe.solvers.search.prune import FAILURES, prune_row
-from foremoe.solvers.search.settle import Wants, _by_node, settle_on
+from foremoe.solvers.search.settle import Wants, _by_node, nothing_wanted, settle_on
 from foremoe.solvers.split.flow import split_row
 
 # Letters: G ranks, S slots per rank, E experts, X places.
@@ -75,6 +75,62 @@ class Ranks:
 def no_copies(limits, num_ranks):
     """The limits, and no copies so far."""
     return Copies(*limits, np.zeros(num_ranks, np.int64), np.zeros(num_ranks, np.int64))
+
+
+def settle_by_hand(target, row, relay, node_only, weight):
+    """The rule of `settle_on` without `wants`."""
+    barred, top = set(), lambda g: max(row.left[e] for e in row.base[g])
+    while True:
+        givers = [g for g in row.ranks if row.load(g) > target]
+        takers = [r for r in row.ranks if row.load(r) < target and row.free(r) > 0 and r not in barred]
+        if not givers or not takers:
+            return
+        r = min(takers, key=lambda r: (row.load(r), r))
+        need = target - row.load(r)
+        options, reach = [], 0
+        for g in givers:
+            near = row.node[g] == row.node[r]
+            if (node_only and not near) or not row.may(g, r) or top(g) == 0:
+                continue
+            over = row.load(g) - target
+            can = top(g) if row.free(g) else min(top(g), over)
+            tier = 1 + (row.free(g) > 0) + 2 * near if can >= need else 0
+            options.append((tier, (over if tier else can) * weight[g], -g))
+            reach = reach if near else max(reach, top(g))
+        if not options:
+            barred.add(r)
+            continue
+        tier, _, g = max(options)
+        g = -g
+        mates = [
+            m for m in takers
+            if m != r and row.node[m] == row.node[r] and row.may(m, r)
+            and top(m) >= need and need + target - row.load(m) <= reach
+        ]  # fmt: skip
+        if relay and tier < 3 and mates:
+            g, tier = max(mates, key=lambda m: (row.load(m), -m)), 1
+        if tier:
+            e = min((e for e in row.base[g] if row.left[e] >= need), key=lambda e: row.left[e])
+        else:
+            e = max(row.base[g], key=lambda e: row.left[e])
+        amount = min(need, row.left[e]) if row.free(g) else min(need, row.left[e], row.load(g) - target)
+        row.give(g, e, r, amount)
+
+
+LIMITS = st.tuples(st.integers(1, 3), st.integers(1, 3))
+
+
+@given(rows(), st.integers(0, 5), st.booleans(), LIMITS, st.booleans(), st.integers(0, 99))
+def test_settling_follows_the_rule_written_plainly(drawn, above, relay, limits, node_only, seed):
+    node_G, num_base, _, expert_GS, quota_GS = drawn
+    load_G = quota_GS.sum(axis=1, dtype=np.int64)
+    target = -(-int(load_G.sum()) // load_G.size) + above
+    weight_G = np.random.default_rng(seed).choice([1.0, 0.5, 1.5], load_G.size)
+    row = Ranks(node_G, num_base, expert_GS, quota_GS, limits)
+    settle_by_hand(target, row, relay, node_only, weight_G.tolist())
+    rule, placed = Rule(node_G, num_base, node_only, relay, False, weight_G), Placed(expert_GS, quota_GS, load_G)
+    settle_on(target, rule, no_copies(limits, load_G.size), nothing_wanted(), placed)
+    row.require(num_base, expert_GS, quota_GS, load_G)
 
 
 def nearest_by_hand(target, row, place, want):

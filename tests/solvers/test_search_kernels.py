@@ -1,4 +1,4 @@
-"""Kernels of Search against plain references: the exact split, settling, the bound."""
+"""Kernels of Search against plain references: the exact split, the bound."""
 
 import itertools
 
@@ -6,13 +6,11 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 from profiles import examples
-from solver_util import balance, least_maximum, make_problem, placed_rows, problems, require_split
+from solver_util import balance, least_maximum, make_problem, placed_rows, require_split
 
 from foremoe.problem.kernels.load_bound import bound_row
 from foremoe.solvers.rows import Placed
-from foremoe.solvers.search.copies import Copies, Rule
 from foremoe.solvers.search.search import Search
-from foremoe.solvers.search.settle import nothing_wanted, settle_on
 from foremoe.solvers.split.flow import link_slots, split_linked
 
 MANY = 2**31
@@ -49,80 +47,6 @@ def test_split_is_exact_from_any_quotas(row, seed):
         load_G = before_GS.sum(axis=1, dtype=np.int64)
         assert split(reached - 1, len(load_E), expert_GS, before_GS, load_G) == -1
         require_split(load_E, expert_GS, before_GS)
-
-
-# --- settling
-
-
-def settle_by_hand(target, relay, near_limit, far_limit, node_only, weight, node, base, quota, redundant):
-    """The rule of `settle_on`: {(rank, expert): pairs} of replicas, and what is left at home is in `quota`."""
-    ranks = range(len(base))
-    held = {r: {} for r in ranks}
-    copies = {(g, near): 0 for g in ranks for near in (True, False)}
-    barred = set()
-    load = lambda r: sum(quota[e] for e in base[r]) + sum(held[r].values())  # noqa: E731
-    top = lambda r: max(quota[e] for e in base[r])  # noqa: E731
-    free = lambda r: redundant - len(held[r])  # noqa: E731
-    while True:
-        givers = [g for g in ranks if load(g) > target]
-        takers = [r for r in ranks if load(r) < target and free(r) > 0 and r not in barred]
-        if not givers or not takers:
-            return held
-        r = min(takers, key=lambda r: (load(r), r))
-        need = target - load(r)
-        options, reach = [], 0
-        for g in givers:
-            near = node[g] == node[r]
-            if (node_only and not near) or copies[g, near] >= (near_limit if near else far_limit) or top(g) == 0:
-                continue
-            over = load(g) - target
-            can = top(g) if free(g) else min(top(g), over)
-            tier = 1 + (free(g) > 0) + 2 * near if can >= need else 0
-            options.append((tier, (over if tier else can) * weight[g], -g))
-            reach = reach if near else max(reach, top(g))
-        if not options:
-            barred.add(r)
-            continue
-        tier, _, g = max(options)
-        g = -g
-        mates = [
-            m for m in takers
-            if m != r and node[m] == node[r] and copies[m, True] < near_limit
-            and top(m) >= need and need + target - load(m) <= reach
-        ]  # fmt: skip
-        if relay and tier < 3 and mates:
-            g, tier = max(mates, key=lambda m: (load(m), -m)), 1
-        if tier:
-            e = min((e for e in base[g] if quota[e] >= need), key=lambda e: quota[e])
-        else:
-            e = max(base[g], key=lambda e: quota[e])
-        amount = min(need, quota[e]) if free(g) else min(need, quota[e], load(g) - target)
-        if e not in held[r]:
-            copies[g, node[g] == node[r]] += 1
-        held[r][e] = held[r].get(e, 0) + amount
-        quota[e] -= amount
-
-
-@given(
-    problem=problems(), above=st.integers(0, 5), relay=st.booleans(), limits=st.tuples(st.integers(1, 3), st.integers(1, 3)),
-    node_only=st.booleans(), seed=st.integers(0, 99),
-)  # fmt: skip
-def test_settling_follows_the_rule_written_plainly(problem, above, relay, limits, node_only, seed):
-    placed = expert_GS, quota_GS, load_G = first_row(problem)
-    target = -(-int(load_G.sum()) // problem.G) + above
-    weight_G, node_G = np.random.default_rng(seed).choice([1.0, 0.5, 1.5], problem.G), problem.cluster.node_of_rank_G
-    base = expert_GS[:, : problem.B].tolist()
-    quota = {e: int(problem.load_NE[0, e]) for e in range(problem.E)}
-    held = settle_by_hand(target, relay, *limits, node_only, weight_G.tolist(), node_G.tolist(), base, quota, problem.R)
-    copies = Copies(*limits, np.zeros(problem.G, np.int64), np.zeros(problem.G, np.int64))
-    rule = Rule(node_G, problem.B, node_only, relay, False, weight_G)
-    settle_on(target, rule, copies, nothing_wanted(), placed)
-    require_split(problem.load_NE[0], expert_GS, quota_GS)
-    assert (load_G == quota_GS.sum(axis=1, dtype=np.int64)).all()
-    for g in range(problem.G):
-        assert [int(quota_GS[g, b]) for b in range(problem.B)] == [quota[e] for e in base[g]]
-        got = {int(e): int(q) for e, q in zip(expert_GS[g], quota_GS[g], strict=True) if e >= 0 and e not in base[g]}
-        assert got == held[g]
 
 
 # --- the bound

@@ -75,12 +75,10 @@ def expected_grads(plan, *, fell_back=()):
 
 def run_uses(engine, plan, group, *, version=0, stop=None, on_use=None):
     """Runs all uses (up to `stop`) and checks what slots hold; rows whose replicas are missing anywhere fall back."""
-    uses = plan.header.schedule.uses(plan.L)
     fell_back = []
-    for u, (position, layer, phase) in enumerate(zip(uses.micro_step_U, uses.layer_U, uses.phase_U, strict=True)):
+    for u, (m, layer, phase) in enumerate(uses_of(plan)):
         if u == stop:
             break
-        m, layer, phase = int(position), int(layer), Phase(int(phase))
         if on_use is not None:
             on_use(u)
         complete = engine.prepare(m, layer, phase)
@@ -100,20 +98,49 @@ def run_uses(engine, plan, group, *, version=0, stop=None, on_use=None):
     return fell_back
 
 
-def run_stage(group, plan, backends, *, timeout_s=2.0, stop_rank=None, stop_use=None, debug=True, prefetch=2):
-    """One stage, or its begin on one rank; returns (fell back, timeline)."""
-    buffers = ToyBuffers(plan, group.rank)
+def uses_of(plan):
+    """(micro-step, layer, phase) in the order of the plan's schedule."""
+    uses = plan.header.schedule.uses(plan.L)
+    for m, layer, phase in zip(uses.micro_step_U.tolist(), uses.layer_U.tolist(), uses.phase_U.tolist(), strict=True):
+        yield m, layer, Phase(phase)
+
+
+def run_products(engine, plan, products):
+    """All uses in the order of a layer's calls; experts compute `products(micro-step, layer, phase, residency)`."""
+    for m, layer, phase in uses_of(plan):
+        engine.prepare(m, layer, phase)
+        products(m, layer, phase, engine.weights(m, layer, phase))
+        if phase == Phase.BACKWARD:
+            engine.gradients(m, layer)
+        engine.release(m, layer, phase)
+        engine.launch()
+
+
+def run_plan(engine, plan, group, *, same_weights=False, **options):
+    """A plan from begin to end; returns (fell back, timeline)."""
+    engine.begin(plan, same_weights=same_weights)
+    fell_back = run_uses(engine, plan, group, **options)
+    return fell_back, engine.end()
+
+
+def run_stage(
+    group, plan, backends, *, timeout_s=2.0, stop_rank=None, stop_use=None, debug=True, prefetch=2, stages=1, buffers=None
+):  # fmt: skip
+    """Stages of a plan, with an optimizer step after each, or the begin of one on one rank; the last's (fell back, timeline)."""
+    buffers = buffers or ToyBuffers(plan, group.rank)
     engine = Engine(buffers, group=group, backends=backends, prefetch=prefetch, timeout_s=timeout_s, debug=debug)
     try:
-        engine.begin(plan)
-        fell_back = run_uses(engine, plan, group, stop=stop_use if group.rank == stop_rank else None)
-        if group.rank == stop_rank:
-            return None
-        timeline = engine.end()
+        for version in range(stages):
+            engine.begin(plan)
+            fell_back = run_uses(engine, plan, group, version=version, stop=stop_use if group.rank == stop_rank else None)
+            if group.rank == stop_rank:
+                return None
+            timeline = engine.end()
+            buffers.update(version + 1)
     finally:
         engine.close()
     if plan.header.schedule.trains:
-        check_grads(plan, buffers, fell_back=fell_back)
+        check_grads(plan, buffers, stages=stages, fell_back=fell_back)
     return fell_back, timeline
 
 

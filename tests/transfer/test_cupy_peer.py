@@ -114,8 +114,8 @@ def entries(num_ranks):
     return [Entry(x, h, h, d) for x in LAYERS for h in range(num_ranks) for d in range(num_ranks) if d != h]
 
 
-def opened(group):
-    backend, buffers = CupyPeer(), Experts(group.rank)
+def opened(group, buffers=None, staged=False):
+    backend, buffers = CupyPeer(staged=staged), buffers or Experts(group.rank)
     backend.open(group.rank, group, buffers)
     return backend, buffers
 
@@ -217,8 +217,7 @@ def test_staged_weights_are_those_of_the_version_wherever_homes_go(runtime, proc
     """Homes are written as soon as they are published; a version is published in two parts; the next one takes its room."""
 
     def rank(group):
-        backend, buffers = CupyPeer(staged=True), Experts(group.rank)
-        backend.open(group.rank, group, buffers)
+        backend, buffers = opened(group, staged=True)
         theirs = [entry for entry in entries(2) if entry.dst_rank == group.rank]
         for version in (1, 2, 3):
             for layer in LAYERS:
@@ -250,8 +249,7 @@ def test_staged_memory_is_freed_once_nobody_has_it_open(runtime, monkeypatch):
     monkeypatch.setattr(CupyPeer, "_detach", slowly)
 
     def rank(group):
-        backend, buffers = CupyPeer(staged=True), Experts(group.rank)
-        backend.open(group.rank, group, buffers)
+        backend, _ = opened(group, staged=True)
         for layer in LAYERS:
             backend.publish([entry for entry in entries(2) if entry.layer == layer], 1)
         group.barrier()
@@ -335,8 +333,7 @@ def pulled(group, backend, home, version):
 
 def test_experts_are_read_where_they_are_at_home_now(runtime, processes):
     def rank(group):
-        backend, buffers = CupyPeer(), Moving()
-        backend.open(group.rank, group, buffers)
+        backend, buffers = opened(group, Moving())
         for version, home in enumerate(([0, 1], [1, 0], [0, 1]), 1):
             buffers.load(100.0 * version + home.index(group.rank))
             assert pulled(group, backend, home, version)
@@ -348,8 +345,7 @@ def test_experts_are_read_where_they_are_at_home_now(runtime, processes):
 
 def test_memory_that_was_freed_is_read_no_more_and_closed(runtime, processes):
     def rank(group):
-        backend, buffers = CupyPeer(), Moving()
-        backend.open(group.rank, group, buffers)
+        backend, buffers = opened(group, Moving())
         for version, anew in ((1, True), (2, False), (3, True)):
             buffers.load(100.0 * version + group.rank, anew=anew)
             assert pulled(group, backend, [0, 1], version)
@@ -365,8 +361,7 @@ def test_what_stays_readable_is_read_where_it_lies_now(runtime, processes):
     """Weights that were offloaded and have come back between two plans with the same weights."""
 
     def rank(group):
-        backend, buffers = CupyPeer(), Moving()
-        backend.open(group.rank, group, buffers)
+        backend, buffers = opened(group, Moving())
         buffers.load(100.0 + group.rank)
         assert pulled(group, backend, [0, 1], 1)
         buffers.load(100.0 + group.rank, anew=True)
@@ -396,8 +391,7 @@ def test_an_address_that_was_given_out_again_is_opened_again(runtime, monkeypatc
     )
 
     def rank(group):
-        backend, buffers = CupyPeer(), Moving()
-        backend.open(group.rank, group, buffers)
+        backend, buffers = opened(group, Moving())
         for version in (1, 2, 3):
             buffers.load(100.0 * version + group.rank)
             allocations[buffers.block.data_ptr()] = version // 2

@@ -2,12 +2,13 @@
 
 import numpy as np
 import torch
-from engine_util import SIZES, ToyBuffers, a_plan, check_grads, expected_grads, run_uses, values
+from engine_util import SIZES, ToyBuffers, a_plan, expected_grads, run_products, run_stage, run_uses, uses_of, values
 from flaky import Late
 from hypothesis import given, note
 from hypothesis import strategies as st
 from profiles import examples
 
+from foremoe.plan.programme import Programme
 from foremoe.problem.schedule import Phase
 from foremoe.testing import describe, plans, problems
 from foremoe.testing.ranks import run_threads
@@ -19,30 +20,14 @@ few = examples(60)
 PROBLEMS = problems(max_ranks=4, max_layers=4, max_micro_steps=3)
 
 
-def stage(group, plan, prefetch=2, backends=None, debug=True, stages=1):
-    """One rank's stage(s); returns its buffers and last timeline."""
-    buffers = ToyBuffers(plan, group.rank)
-    engine = Engine(buffers, group=group, backends=backends() if backends else (Local(),), prefetch=prefetch, debug=debug)
-    try:
-        for version in range(stages):
-            engine.begin(plan)
-            fell_back = run_uses(engine, plan, group, version=version)
-            timeline = engine.end()
-            buffers.update(version + 1)
-    finally:
-        engine.close()
-    if plan.header.schedule.trains:
-        check_grads(plan, buffers, stages=stages, fell_back=fell_back)
-    return buffers, timeline
-
-
 @few
 @given(st.data())
 def test_uses_find_their_replicas_and_gradients_get_home(data):
     problem = data.draw(PROBLEMS)
     note(describe(problem))
     plan = data.draw(plans(problem))
-    results = run_threads(stage, problem.G, plan, data.draw(st.integers(0, 4)), None, data.draw(st.booleans()), 2)
+    options = {"prefetch": data.draw(st.integers(0, 4)), "debug": data.draw(st.booleans()), "stages": 2}
+    results = run_threads(lambda group: run_stage(group, plan, (Local(),), **options), problem.G)
     copies = sum(e.kind == "weights" for _, t in results for e in t.events)
     assert copies == len(plan.transfers)
     if problem.schedule.trains:
@@ -57,7 +42,8 @@ def test_copies_may_be_read_and_land_long_after_their_start(data):
     problem = data.draw(problems(max_ranks=3, max_layers=2, max_micro_steps=2, min_redundant=1, stages=("update",)))
     note(describe(problem))
     plan = data.draw(plans(problem))
-    results = run_threads(stage, problem.G, plan, data.draw(st.integers(0, 4)), lambda: (Late(),), False, 2)
+    options = {"prefetch": data.draw(st.integers(0, 4)), "debug": False, "stages": 2}
+    results = run_threads(lambda group: run_stage(group, plan, (Late(),), **options), problem.G)
     assert not any(t.fell_back for _, t in results)
 
 
@@ -68,18 +54,15 @@ def test_sums_come_out_the_same_in_every_run():
         buffers = ToyBuffers(plan, group.rank, dtype=torch.float32)
         engine = Engine(buffers, group=group, backends=(Local(),))
         engine.begin(plan)
-        uses = plan.header.schedule.uses(plan.L)
-        for m, layer, phase in zip(uses.micro_step_U.tolist(), uses.layer_U.tolist(), uses.phase_U.tolist(), strict=True):
-            m = int(m)
-            found = engine.weights(m, layer, phase)
-            if phase == Phase.BACKWARD:
-                for s, e in enumerate(found.expert_S):
-                    if e >= 0:
-                        generator = torch.Generator().manual_seed(m * 1000 + layer * 100 + e * 10 + group.rank)
-                        for grad in found.grads_S[s]:
-                            grad += torch.randn(grad.shape, generator=generator) * 10.0 ** float(3 * group.rank)
-                engine.gradients(m, layer)
-            engine.release(m, layer, phase)
+
+        def products(m, layer, phase, found):
+            for s, e in enumerate(found.expert_S if phase == Phase.BACKWARD else ()):
+                if e >= 0:
+                    generator = torch.Generator().manual_seed(m * 1000 + layer * 100 + e * 10 + group.rank)
+                    for grad in found.grads_S[s]:
+                        grad += torch.randn(grad.shape, generator=generator) * 10.0 ** float(3 * group.rank)
+
+        run_products(engine, plan, products)
         engine.end()
         engine.close()
         return {key: torch.cat(grads) for key, grads in buffers.grads.items()}
@@ -98,12 +81,7 @@ def test_gradients_are_summed_in_float32_for_narrow_weights():
         for grads in (buffers.grads.values(), buffers.slot_grads):
             for tensors in grads:
                 tensors[:] = [x.float() for x in tensors]
-        engine = Engine(buffers, group=group, backends=(Local(),), debug=True)
-        engine.begin(plan)
-        run_uses(engine, plan, group)
-        engine.end()
-        engine.close()
-        check_grads(plan, buffers)
+        run_stage(group, plan, (Local(),), buffers=buffers)
 
     run_threads(narrow, plan.G)
 
@@ -121,9 +99,7 @@ def test_replica_gradients_are_added_once_to_bf16_main_gradients():
                 x.fill_(1024.0)
         engine = Engine(buffers, group=group, backends=(Local(),), debug=True)
         engine.begin(plan)
-        uses = plan.header.schedule.uses(plan.L)
-        for position, layer, phase in zip(uses.micro_step_U, uses.layer_U.tolist(), uses.phase_U, strict=True):
-            m, phase = int(position), Phase(int(phase))
+        for m, layer, phase in uses_of(plan):
             found = engine.weights(m, layer, phase)
             if phase == Phase.BACKWARD:
                 for s, e in enumerate(found.expert_S[plan.B :], plan.B):
@@ -154,11 +130,8 @@ def test_no_copy_starts_before_its_buffer_is_free_nor_earlier_than_prefetch():
     """Back-pressure: the destination's buffer still holds what the last use reads."""
     plan = a_plan(micro_steps=4, slot_depth=1)
     for prefetch in (0, 1, 8):
-        results = run_threads(stage, plan.G, plan, prefetch)
+        results = run_threads(lambda group, prefetch=prefetch: run_stage(group, plan, (Local(),), prefetch=prefetch), plan.G)
         assert all(t.events for _, t in results)
-    from foremoe.plan.programme import Programme
-
-    for prefetch in (0, 1, 8):
         programme = Programme.of(plan, 0, prefetch)
         uses = plan.header.schedule.uses(plan.L)
         after_C = np.where(plan.transfers.after_C < 0, -1, np.searchsorted(uses.use_U, plan.transfers.after_C))

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from engine_util import ToyBuffers, a_plan, run_uses
+from engine_util import ToyBuffers, a_plan, run_plan, run_uses
 
 from foremoe.base.errors import InputError, StaleWeights
 from foremoe.problem.schedule import Phase
@@ -115,9 +115,7 @@ def test_same_weights_is_not_taken_on_trust():
     def written(group):
         buffers = ToyBuffers(plan, group.rank)
         engine = Engine(buffers, group=group, backends=(Local(),))
-        engine.begin(plan)
-        run_uses(engine, plan, group)
-        engine.end()
+        run_plan(engine, plan, group)
         if group.rank == 1:
             buffers.update(1)
         with pytest.raises(InputError, match="home weights were written since the last plan began"):
@@ -139,9 +137,7 @@ def test_what_ranks_must_agree_on_is_compared():
             with pytest.raises(InputError, match=said):
                 Engine(ToyBuffers(plan, group.rank), group=group, **({"backends": (Local(),)} | options))
         engine = Engine(ToyBuffers(plan, group.rank), group=group, backends=(Local(),), timeout_s=5.0 + group.rank)
-        engine.begin(plan)
-        run_uses(engine, plan, group)
-        engine.end()
+        run_plan(engine, plan, group)
         with pytest.raises(InputError, match="another same_weights"):
             engine.begin(plan, same_weights=group.rank == 1)
         engine.close()
@@ -185,9 +181,7 @@ def test_a_plan_that_breaks_a_law_runs_nowhere(everywhere):
         engine = Engine(ToyBuffers(plan, group.rank), group=group, backends=(Local(),))
         with pytest.raises(InputError, match="breaks a law" if everywhere else "was given another plan"):
             engine.begin(swapped if everywhere or group.rank == 1 else plan)
-        engine.begin(plan)
-        run_uses(engine, plan, group)
-        engine.end()
+        run_plan(engine, plan, group)
         engine.close()
 
     run_threads(begin, plan.G)
@@ -200,9 +194,7 @@ def test_only_the_first_rank_checks_and_only_what_nobody_has_checked(monkeypatch
     def begin(group):
         for given in (plan, same[group.rank]):
             engine = Engine(ToyBuffers(plan, group.rank), group=group, backends=(Local(),))
-            engine.begin(given)
-            run_uses(engine, given, group)
-            engine.end()
+            run_plan(engine, given, group)
             engine.close()
 
     same = [dataclasses.replace(plan) for _ in range(plan.G)]

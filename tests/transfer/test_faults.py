@@ -5,7 +5,7 @@ import os
 import signal
 
 import pytest
-from engine_util import ToyBuffers, a_plan, check_grads, run_uses
+from engine_util import ToyBuffers, a_plan, check_grads, run_plan, run_uses
 from engine_util import run_stage as run
 from flaky import Flaky, FlakyHost, OverwrittenHost, Second, Shelf
 
@@ -128,9 +128,7 @@ def test_after_the_only_way_home_is_gone_later_plans_run_at_home():
         engine.begin(forward)
         run_uses(engine, forward, group)
         assert engine.end().retired == ("Flaky",)
-        engine.begin(update)
-        fell_back = run_uses(engine, update, group)
-        engine.end()
+        fell_back, _ = run_plan(engine, update, group)
         engine.close()
         check_grads(update, buffers, fell_back=fell_back)
         return fell_back
@@ -157,13 +155,9 @@ def test_a_store_of_an_earlier_version_is_no_way_out():
     def two_plans(group):
         buffers = ToyBuffers(first, group.rank)
         engine = Engine(buffers, group=group, backends=(PinnedHost(), Flaky(1, 1)), timeout_s=0.5)
-        engine.begin(first)
-        run_uses(engine, first, group)
-        engine.end()
+        run_plan(engine, first, group)
         buffers.update(1)
-        engine.begin(second)
-        fell_back = run_uses(engine, second, group, version=1)  # compares what slots hold
-        engine.end()
+        fell_back, _ = run_plan(engine, second, group, version=1)  # compares what slots hold
         engine.close()
         return fell_back
 
@@ -176,13 +170,9 @@ def test_one_failed_pull_does_not_disable_a_backend_for_later_plans():
     def two_plans(group):
         buffers = ToyBuffers(plan, group.rank)
         engine = Engine(buffers, group=group, backends=(FlakyHost(1, 2, pulls_failing=1),), timeout_s=2.0)
-        fell_back = []
-        for _ in range(2):
-            engine.begin(plan)
-            fell_back.append(run_uses(engine, plan, group))
-            engine.end()
+        found = [run_plan(engine, plan, group)[0] for _ in range(2)]
         engine.close()
-        return fell_back
+        return found
 
     for first, second in run_threads(two_plans, RANKS):
         assert first and not second

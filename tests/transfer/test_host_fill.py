@@ -7,7 +7,7 @@ import threading
 import time
 
 import pytest
-from engine_util import ToyBuffers, a_plan, check_grads, run_uses
+from engine_util import ToyBuffers, a_plan, check_grads, run_plan, run_stage
 from host_util import Experts, holds, pull
 from test_faults import by_host
 
@@ -117,14 +117,7 @@ def test_an_engine_asks_for_experts_in_the_order_of_its_uses():
             seen.append(entries)
             super().publish(entries, version)
 
-    def rank(group):
-        engine = Engine(ToyBuffers(plan, group.rank), group=group, backends=(Asked(),))
-        engine.begin(plan)
-        run_uses(engine, plan, group)
-        engine.end()
-        engine.close()
-
-    run_threads(rank, 3)
+    run_threads(lambda group: run_stage(group, plan, (Asked(),)), 3)
     t = plan.transfers
     first = {}
     for c in sorted(range(len(t)), key=lambda c: t.need_C[c]):
@@ -145,9 +138,7 @@ def test_no_use_begins_before_this_ranks_part_of_what_it_needs():
     def rank(group):
         backend, due = PinnedHost((0, 0, 1)), []
         engine = Engine(Slow(plan, group.rank), group=group, backends=(backend,), prefetch=0)
-        engine.begin(plan)
-        run_uses(engine, plan, group, on_use=lambda u: due.append(backend._filling._due))
-        engine.end()
+        run_plan(engine, plan, group, on_use=lambda u: due.append(backend._filling._due))
         engine.close()
         return due
 
@@ -210,13 +201,8 @@ def test_a_step_whose_filling_fails_ends_on_all_ranks_with_the_rank_named(stage,
     plan = by_host(a_plan(ranks=3, micro_steps=4, stage=stage))
 
     def rank(group):
-        engine = Engine(BreaksHalfway(plan, group.rank), group=group, backends=(PinnedHost(node_G), Local()), timeout_s=5.0)
-        try:
-            engine.begin(plan)
-            run_uses(engine, plan, group)
-            engine.end()
-        finally:
-            engine.close()
+        buffers = BreaksHalfway(plan, group.rank)
+        run_stage(group, plan, (PinnedHost(node_G), Local()), timeout_s=5.0, debug=False, buffers=buffers)
 
     for error in run_threads(rank, 3, errors=True):
         assert isinstance(error, TransferError) and "rank 1 cannot fill its host store: the link is down" in str(error)
@@ -267,9 +253,7 @@ def test_an_early_end_waits_for_the_filling_so_that_weights_may_change():
         for grads in buffers.grads.values():
             for grad in grads:
                 grad.zero_()
-        engine.begin(plan)
-        run_uses(engine, plan, group, version=1)  # compares what slots hold
-        engine.end()
+        run_plan(engine, plan, group, version=1)  # compares what slots hold
         engine.close()
         check_grads(plan, buffers)
 
@@ -292,9 +276,7 @@ def test_weights_that_did_not_change_are_not_filled_again():
         engine = Engine(buffers, group=group, backends=(PinnedHost((0, 1)), Local()))
         reads = []
         for plan, same in ((first, False), (second, True), (second, False)):
-            engine.begin(plan, same_weights=same)
-            run_uses(engine, plan, group)
-            engine.end()
+            run_plan(engine, plan, group, same_weights=same)
             reads.append(buffers.read)
         engine.close()
         return reads[0] > 0, reads[1] - reads[0], reads[2] > reads[1]
@@ -304,15 +286,7 @@ def test_weights_that_did_not_change_are_not_filled_again():
 
 def stages_between_nodes(group, plan):
     """Fillings over a gloo group of their own, beside copies and gathers of the engine."""
-    buffers = ToyBuffers(plan, group.rank)
-    engine = Engine(buffers, group=group, backends=(PinnedHost(tuple(range(group.size))), Collective()))
-    for version in range(5):
-        engine.begin(plan)
-        run_uses(engine, plan, group, version=version)
-        engine.end()
-        buffers.update(version + 1)
-    engine.close()
-    check_grads(plan, buffers, stages=5)
+    run_stage(group, plan, (PinnedHost(tuple(range(group.size))), Collective()), timeout_s=30.0, debug=False, stages=5)
 
 
 def test_processes_on_nodes_of_their_own_fill_beside_the_engines_messages():
@@ -326,13 +300,8 @@ def dies_in_filling(group, plan):
                 os.kill(os.getpid(), signal.SIGKILL)
             return super().home(layer, expert)
 
-    engine = Engine(Dies(plan, group.rank), group=group, backends=(PinnedHost((0, 1, 2)), Collective()), timeout_s=5.0)
-    try:
-        engine.begin(plan)
-        run_uses(engine, plan, group)
-        engine.end()
-    finally:
-        engine.close()
+    backends, buffers = (PinnedHost((0, 1, 2)), Collective()), Dies(plan, group.rank)
+    run_stage(group, plan, backends, timeout_s=5.0, debug=False, buffers=buffers)
 
 
 def test_a_rank_that_dies_while_it_fills_ends_the_others():

@@ -8,7 +8,7 @@ from pathlib import Path as FilePath
 
 import pytest
 import torch
-from engine_util import ToyBuffers, a_plan, run_uses
+from engine_util import ToyBuffers, a_plan, run_plan, run_uses
 from test_faults import by_host
 
 from foremoe.base.errors import StaleWeights, TransferError
@@ -60,9 +60,7 @@ def many_steps(group, plan, name, steps):
     engine = Engine(buffers, group=group, backends=backends(name))
     seen = {}
     for step in range(steps):
-        engine.begin(plan)
-        run_uses(engine, plan, group, version=step)
-        engine.end()
+        run_plan(engine, plan, group, version=step)
         buffers.update(step + 1)
         if step in (19, steps - 1):
             seen[step] = holdings()

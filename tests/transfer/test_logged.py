@@ -6,7 +6,7 @@ import sys
 from functools import partial
 
 import pytest
-from engine_util import ToyBuffers, a_plan, run_uses
+from engine_util import ToyBuffers, a_plan, run_plan
 from flaky import Flaky, FlakyHost, Second, Shelf
 from test_faults import RANKS, by_host, by_peer
 
@@ -19,11 +19,7 @@ def stages(group, plan, backends, num_stages):
     """The timelines of so many stages with one engine."""
     made = [make() for make in backends]
     engine = Engine(ToyBuffers(plan, group.rank), group=group, backends=made, timeout_s=2.0)
-    timelines = []
-    for _ in range(num_stages):
-        engine.begin(plan)
-        run_uses(engine, plan, group)
-        timelines.append(engine.end())
+    timelines = [run_plan(engine, plan, group)[1] for _ in range(num_stages)]
     engine.close()
     return timelines
 

@@ -3,7 +3,7 @@
 import pretend_gpu
 import pytest
 import torch
-from engine_util import ToyBuffers, a_plan, values
+from engine_util import ToyBuffers, a_plan, uses_of, values
 from pretend_gpu import gpu, raw
 from test_faults import by_host, by_peer
 
@@ -134,7 +134,6 @@ def stages(group, plan, backend, wrong):
     """Three stages, with kernels that read what slots hold; returns the last timeline."""
     buffers = OnGpu(plan, group.rank)
     engine = Engine(buffers, group=group, backends=(backend(),))
-    uses = plan.header.schedule.uses(plan.L)
 
     def read(found, layer, version):
         for e, tensors in zip(found.expert_S, found.weights_S, strict=True):
@@ -144,10 +143,10 @@ def stages(group, plan, backend, wrong):
 
     for version in range(3):
         engine.begin(plan)
-        for m, layer, phase in zip(uses.micro_step_U, uses.layer_U, uses.phase_U, strict=True):
-            found = engine.weights(int(m), int(layer), int(phase))
-            torch.cuda.current_stream().put(lambda args=(found, int(layer), version): read(*args))
-            engine.release(int(m), int(layer), int(phase))
+        for use in uses_of(plan):
+            found = engine.weights(*use)
+            torch.cuda.current_stream().put(lambda args=(found, use[1], version): read(*args))
+            engine.release(*use)
         timeline = engine.end()
         buffers.update(version + 1)
     engine.close()

@@ -3,7 +3,7 @@
 import pretend_gpu
 import pytest
 import torch
-from engine_util import ToyBuffers, a_plan
+from engine_util import ToyBuffers, a_plan, uses_of
 from pretend_gpu import gpu, raw
 
 from foremoe.plan.programme import Programme
@@ -67,7 +67,6 @@ def run(engine, plan, seen, reads):
     Args:
         reads: Whether weights are asked for.
     """
-    uses = plan.header.schedule.uses(plan.L)
 
     def products(u, grads):
         seen.append(("products", u))
@@ -75,15 +74,14 @@ def run(engine, plan, seen, reads):
             assert not raw(grad).any()
             raw(grad).fill_(1.0)
 
-    for u, (position, layer, phase) in enumerate(zip(uses.micro_step_U, uses.layer_U, uses.phase_U, strict=True)):
-        use = m, layer, phase = int(position), int(layer), Phase(int(phase))
+    for u, use in enumerate(uses_of(plan)):
         engine.prepare(*use)
         note(seen, ("first exchange", u))
         found = engine.weights(*use).grads_S if reads else None
         grads = [grad for tensors in (found or ())[plan.B :] for grad in tensors or ()]
         torch.cuda.current_stream().put(lambda u=u, grads=grads: products(u, grads))
-        if phase == Phase.BACKWARD:
-            engine.gradients(m, layer)
+        if use[2] == Phase.BACKWARD:
+            engine.gradients(*use[:2])
         engine.release(*use)
         note(seen, ("last exchange", u))
         engine.launch()

@@ -9,7 +9,7 @@ import numpy as np
 import pretend_gpu
 import pytest
 import torch
-from engine_util import a_plan, expected_grads, gradient, values
+from engine_util import a_plan, expected_grads, gradient, run_products, values
 from late_nccl import LateNccl, OverNccl
 from pretend_gpu import gpu, raw
 from test_faults import by_host
@@ -71,9 +71,8 @@ def stage(group, plan, backends, options):
     """Three stages; experts' kernels note weights that are wrong when they run, and add to gradients."""
     buffers, wrong = OnGpu(plan, group.rank), []
     engine = Engine(buffers, group=group, backends=tuple(backend() for backend in backends), **options)
-    uses = plan.header.schedule.uses(plan.L)
 
-    def products(m, layer, phase, found, version):
+    def products(version, m, layer, phase, found):
         for e, tensors, grads in zip(found.expert_S, found.weights_S, found.grads_S or [None] * plan.S, strict=True):
             for have, want in zip(tensors or (), values(layer, e, version, buffers.dtype) if e >= 0 else (), strict=False):
                 if not torch.equal(raw(have), want):
@@ -83,15 +82,7 @@ def stage(group, plan, backends, options):
 
     for version in range(STAGES):
         engine.begin(plan)
-        for position, layer, phase in zip(uses.micro_step_U, uses.layer_U, uses.phase_U, strict=True):
-            use = int(position), int(layer), Phase(int(phase))
-            engine.prepare(*use)
-            found = engine.weights(*use)
-            torch.cuda.current_stream().put(lambda args=(*use, found, version): products(*args))
-            if use[2] == Phase.BACKWARD:
-                engine.gradients(*use[:2])
-            engine.release(*use)
-            engine.launch()
+        run_products(engine, plan, lambda *use, v=version: torch.cuda.current_stream().put(partial(products, v, *use)))
         engine.end()
         for (layer, e), tensors in buffers.homes.items():  # weights move, and others write where they were
             for old in tensors:
@@ -146,18 +137,13 @@ def test_the_last_gradients_are_home_before_the_stream_goes_on():
         buffers = OnGpu(plan, group.rank)
         engine = Engine(buffers, group=group, backends=(LateNccl(),))
         engine.begin(plan)
-        uses = plan.header.schedule.uses(plan.L)
-        for position, layer, phase in zip(uses.micro_step_U, uses.layer_U, uses.phase_U, strict=True):
-            use = int(position), int(layer), Phase(int(phase))
-            engine.prepare(*use)
-            found = engine.weights(*use)
-            if use[2] == Phase.BACKWARD:
-                for grads in found.grads_S:
-                    for grad in grads or ():
-                        grad.add_(1.0)
-                engine.gradients(*use[:2])
-            engine.release(*use)
-            engine.launch()
+
+        def products(m, layer, phase, found):
+            for grads in found.grads_S if phase == Phase.BACKWARD else ():
+                for grad in grads or ():
+                    grad.add_(1.0)
+
+        run_products(engine, plan, products)
         engine.end()
         total = {key: grads[0] for key, grads in buffers.grads.items()}
         gpu.stream().put(lambda: seen.append({key: raw(grad)[0].item() for key, grad in total.items()}))

@@ -5,7 +5,7 @@ import functools
 
 import numpy as np
 import pytest
-from engine_util import ToyBuffers, a_plan, check_grads, gradient, run_uses
+from engine_util import ToyBuffers, a_plan, check_grads, gradient, run_stage, run_uses
 from flaky import Flaky, Second
 
 import foremoe
@@ -81,18 +81,8 @@ def test_a_way_home_that_fails_between_micro_steps_ends_all_or_none(others: tupl
     """Never a gradient that is lost in silence."""
 
     def run(group, starts):
-        buffers = ToyBuffers(some_plan(), group.rank)
-        engine = Engine(
-            buffers, group=group, backends=(Flaky(1, starts), *(b() for b in others)), timeout_s=3.0 if others else 2.0
-        )
-        try:
-            engine.begin(some_plan())
-            fell_back = run_uses(engine, some_plan(), group)
-            engine.end()
-        finally:
-            engine.close()
-        check_grads(some_plan(), buffers, fell_back=fell_back)
-        return fell_back
+        backends = Flaky(1, starts), *(backend() for backend in others)
+        run_stage(group, some_plan(), backends, timeout_s=3.0 if others else 2.0, debug=False)
 
     ends = set()
     for starts in range(8):
@@ -129,13 +119,4 @@ def test_an_expert_that_is_sent_although_it_is_there(again: tuple[int, int, int,
     plan = sent_again([(0, 2, 0, -1), again, (4, 3, 1 - again[2], 1 if again[2] else -1)])
     assert plan.violations() == []
 
-    def run(group):
-        buffers = ToyBuffers(plan, group.rank)
-        engine = Engine(buffers, group=group, backends=(Local(),), debug=True)
-        engine.begin(plan)
-        assert run_uses(engine, plan, group) == []
-        engine.end()
-        engine.close()
-        check_grads(plan, buffers)
-
-    run_threads(run, 2)
+    assert [fell_back for fell_back, _ in run_threads(lambda group: run_stage(group, plan, (Local(),)), 2)] == [[]] * 2

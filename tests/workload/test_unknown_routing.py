@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -22,20 +24,7 @@ def read(payloads: list[np.ndarray | None]) -> foremoe.RoutingTrace:
 
 
 def problem_of(work: foremoe.Workload) -> foremoe.Problem:
-    model = foremoe.Model(
-        name="toy",
-        num_layers=L,
-        first_moe_layer=0,
-        num_experts=E,
-        num_topk=K,
-        hidden_size=8,
-        ffn_size=4,
-        attention_params=8,
-        num_heads=1,
-        qk_head_dim=8,
-        v_head_dim=8,
-        source="made up",
-    )
+    model = dataclasses.replace(foremoe.Model.preset("qwen3-30b-a3b"), num_layers=L, num_experts=E, num_topk=K)
     return foremoe.Problem.of(work, foremoe.Cluster.preset("8xh100", num_ranks=G), model=model)
 
 

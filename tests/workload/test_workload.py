@@ -9,11 +9,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from foremoe.base.arrays import frozen_array
 from foremoe.base.errors import InputError
 from foremoe.levels import PackSolver
 from foremoe.routing.trace import RoutingTrace
-from foremoe.workload.dealing import Dealt, count_pairs
+from foremoe.workload.dealing import Dealt
 from foremoe.workload.packing import AsGiven
 from foremoe.workload.workload import Workload
 
@@ -115,11 +114,6 @@ def test_a_case_by_hand():
     assert (work.M, work.L, work.G, work.E) == (3, 2, 2, 6) and "3 micro-steps" in repr(work)
 
 
-def test_more_ranks_than_sequences():
-    work = Workload.from_trace(make_trace(seq_len=[2, 1]), num_ranks=50, tokens_per_rank=1)
-    assert work.tokens_MG[0].tolist() == [2, 1] + [0] * 48
-
-
 def test_later_micro_steps_can_be_left_out():
     trace = make_trace(seq_len=[5, 1, 2, 9, 1, 1])
     whole = Workload.from_trace(trace, num_ranks=2, tokens_per_rank=4)
@@ -129,23 +123,6 @@ def test_later_micro_steps_can_be_left_out():
         assert work.dealt.over_budget == ((3,) if keep > 1 else ())
         assert dataclasses.replace(work, dealt=None).same_as(dataclasses.replace(whole[:keep], dealt=None))
     assert whole[:1].micro_step_Q.tolist() == [0, 0, 0, -1, -1, -1] and whole[:1].rank_Q.tolist() == [0, 1, 1, -1, -1, -1]
-
-
-@settings(deadline=None)
-@given(st.integers(0, 99), st.sampled_from([np.uint8, np.int16]))
-def test_the_counting_kernel_leaves_out_dropped_and_unknown_tokens(seed, dtype):
-    rng = np.random.default_rng(seed)
-    topk = rng.integers(E, size=(7, 2, 2)).astype(dtype)
-    known, m, g = rng.random(7) < 0.7, rng.integers(-1, 3, 7), rng.integers(2, size=7)
-    load = np.zeros((3, 2, 2, E), np.int32)
-    frozen = [frozen_array(a, d, "a") for a, d in ((topk, dtype), (known, bool), (m, np.int32), (g, np.int32))]
-    count_pairs(*frozen, load)
-    expected = np.zeros_like(load)
-    for t in range(7):
-        for layer in range(2):
-            for e in topk[t, layer]:
-                expected[m[t], layer, g[t], e] += bool(known[t] and m[t] >= 0)
-    assert (load == expected).all()
 
 
 class _Broken(PackSolver):
