@@ -202,3 +202,12 @@ def test_recorded_routing_is_balanced(name):
     for num_ranks in (8, 16, 32):
         problem = balance(make_problem(load_LE[None], np.arange(num_ranks) // 8, 1))
         assert mean_skew(START.solve(problem, problem.static())) <= 1.004
+
+
+@pytest.mark.parametrize("link", ["peer_bytes_per_s", "rdma_bytes_per_s"])
+def test_a_start_ends_where_a_link_hardly_carries_anything(link):
+    """Only limits on copies that can bind are raised, or the other link's would be raised until it overflows."""
+    work = synthetic_workload("gpt-oss-20b", num_ranks=16, tokens_per_rank=512, micro_steps=1, num_layers=2, seed=0, regime="mid")
+    cluster = dataclasses.replace(Cluster.preset("8xh100", 16), **{link: 1e-30})
+    problem = Problem.of(work, cluster, redundant=1)
+    require_valid(problem, START.solve(problem, problem.static()))

@@ -20,12 +20,15 @@ from foremoe.solvers.split.flow import UNLIMITED, split_row
 
 
 @inner_kernel
-def _wider(near, far, one_node, rates):
-    """Returns the next limits on copies out of a home, in its node and to other nodes, and the exposed seconds they allow."""
+def _wider(near, far, one_node, num_slots, rates):
+    """Returns the next limits on copies out of a home, in its node and to other nodes, and the exposed seconds they allow.
+
+    Only a limit that can bind is raised, that is, one below the number of redundant slots.
+    """
     more_near, more_far = near + 1 + near // 4, far + 1 + far // 4
     none = np.int64(0)
     near_s, far_s = exposed_s(more_near, none, rates), exposed_s(none, more_far, rates)
-    if one_node or near_s <= far_s:
+    if one_node or (near < num_slots and (near_s <= far_s or far >= num_slots)):
         return more_near, far, max(near_s, exposed_s(none, far, rates))
     return near, more_far, max(far_s, exposed_s(near, none, rates))
 
@@ -61,7 +64,7 @@ def _settled(goal, blind, s, placed):
         over = placed.load_G.max() - goal
         if over <= 0 or not _binds(near, far, one_node, G * s.num_slots):
             break
-        near, far, least_s = _wider(near, far, one_node, rates)
+        near, far, least_s = _wider(near, far, one_node, G * s.num_slots, rates)
         if least_s >= rates.pair_s * over:
             break
     clean_row(num_base, placed)
