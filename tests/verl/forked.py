@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import traceback
+
+LIMIT_S = 300
 
 
 def serve():
@@ -23,6 +26,7 @@ def serve():
         with tempfile.TemporaryFile("w+") as said, open(os.devnull, "w") as nowhere:
             pid = os.fork()
             if pid == 0:
+                signal.alarm(LIMIT_S)
                 os.dup2(nowhere.fileno(), 1)
                 os.dup2(said.fileno(), 2)
                 os.environ.update(environment)
