@@ -8,15 +8,13 @@ because the split law matches sources and slots in order of rank.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
-from foremoe.base.arrays import Array
 from foremoe.base.compiled import inner_kernel, kernel
 from foremoe.problem.kernels.traffic import BY_NODE
 from foremoe.solvers.rows import assign, clean_row, home_of_experts
 from foremoe.solvers.search.parts import GROUPS
+from foremoe.solvers.search.push import Groups, Scratch, push
 from foremoe.solvers.search.state import price_of
 
 # Letters: G ranks, S slots per rank, V groups of nodes, E experts, P = G*S slots, I replicas.
@@ -37,32 +35,13 @@ STEPS = (1.08, 1.03, 1.0)
 PACE, HIGHEST = 3.0, 4.0
 
 
-class _Groups(NamedTuple):
-    """Groups of nodes, and the pairs of each group's tokens with every expert."""
-
-    group_G: Array
-    demand_VE: Array
-
-
-class _Scratch(NamedTuple):
-    """Memory of one row."""
-
-    home_E: Array  # int64, home slot p = g*S + b of every expert
-    price_G: Array  # float64, price of serving a pair on a rank, in units of a pair that leaves its group
-    gain_I: Array  # float64
-    expert_I: Array  # int64
-    pairs_I: Array  # int64
-    first_E: Array  # int64, a replica of the expert, or -1
-    next_P: Array  # int64, the next replica of the same expert, or -1
-    served_V: Array  # int64
-
-
 @inner_kernel
-def _choose(v, first, num_slots, goal, placed, near, scratch):
+def _choose(v, first, num_slots, most_out, goal, placed, near, scratch):
     """Writes the most useful replicas for group `v`, the best first, from index `first` on. Returns the index after the last.
 
     Replicas of an expert from another group take over all pairs of the group's tokens from its home, each at most the goal. A
-    replica of an expert of this group takes over half of them, and its gain is the price of the home.
+    replica of an expert of this group takes over half of them, and its gain is the price of the home. At most `most_out` replicas
+    of all groups have the same home.
     """
     num_rank_slots = placed.expert_GS.shape[1]
     gain_I, expert_I, pairs_I = scratch.gain_I, scratch.expert_I, scratch.pairs_I
@@ -76,10 +55,19 @@ def _choose(v, first, num_slots, goal, placed, near, scratch):
         pairs //= num_parts
         gain *= pairs
         for _ in range(num_parts):
-            if gain <= 0.0 or (end == first + num_slots and gain <= gain_I[end - 1]):
+            if gain <= 0.0:
                 break
             i = end if end < first + num_slots else end - 1
-            end = i + 1
+            if scratch.out_G[home] >= most_out:  # replaces the least useful one from this home
+                i = end - 1
+                while i >= first and scratch.home_E[expert_I[i]] // num_rank_slots != home:
+                    i -= 1
+            if i < first or (i < end and gain <= gain_I[i]):
+                break
+            if i < end:
+                scratch.out_G[scratch.home_E[expert_I[i]] // num_rank_slots] -= 1
+            scratch.out_G[home] += 1
+            end = max(end, i + 1)
             while i > first and gain_I[i - 1] < gain:
                 gain_I[i], expert_I[i], pairs_I[i] = gain_I[i - 1], expert_I[i - 1], pairs_I[i - 1]
                 i -= 1
@@ -88,13 +76,13 @@ def _choose(v, first, num_slots, goal, placed, near, scratch):
 
 
 @inner_kernel
-def _num_held(rates, num_slots):
-    """Returns how many replicas a rank holds at first: at least one, and more if their copies overlap with compute."""
+def _num_free(rates):
+    """Returns how many copies of a rank to or from other nodes overlap with compute, or 1 if none does."""
     back_s = rates.trains * (rates.copy_rdma_s + rates.gradient_rdma_s)
     most = rates.hide_forward_s / rates.copy_rdma_s
     if back_s > 0.0:
         most = min(most, rates.hide_backward_s / back_s)
-    return max(1, min(num_slots, np.int64(min(most, 1e9))))
+    return max(1, np.int64(min(most, 1e9)))
 
 
 @inner_kernel
@@ -128,83 +116,6 @@ def _place(v, chosen, num_held, group_G, placed, scratch):
         load_G[rank] += pairs
 
 
-@inner_kernel
-def _link(placed, scratch):
-    """Links the replicas of every expert. Replicas without quota are included because pairs may be pushed to them."""
-    G, S = placed.expert_GS.shape
-    scratch.first_E[:] = -1
-    for g in range(G):
-        for s in range(scratch.home_E.size // G, S):
-            e = placed.expert_GS[g, s]
-            if e >= 0:
-                scratch.next_P[g * S + s], scratch.first_E[e] = scratch.first_E[e], g * S + s
-
-
-@inner_kernel
-def _count_served(e, group_G, placed, scratch):
-    """Counts the pairs of an expert that each group serves, in `scratch.served_V`."""
-    S, home = placed.expert_GS.shape[1], scratch.home_E[e]
-    scratch.served_V[:] = 0
-    scratch.served_V[group_G[home // S]] += placed.quota_GS[home // S, home % S]
-    p = scratch.first_E[e]
-    while p >= 0:
-        scratch.served_V[group_G[p // S]] += placed.quota_GS[p // S, p % S]
-        p = scratch.next_P[p]
-
-
-@inner_kernel
-def _best_push(busiest, goal, near, placed, scratch):
-    """Returns the cheapest push of pairs from a rank to another slot of their expert: (slot, other slot, pairs), or -1 slots.
-
-    A push is cheap if it does not make more pairs leave their group, and cheaper if fewer leave it. Ranks that are above the goal
-    are the last choice because they would have to push pairs themselves.
-    """
-    expert_GS, quota_GS, load_G = placed
-    S, group_G = expert_GS.shape[1], near.group_G
-    best_cost, best = 9, (np.int64(-1), np.int64(-1), np.int64(0))
-    for s in range(S):
-        e = np.int64(expert_GS[busiest, s])
-        if e < 0 or quota_GS[busiest, s] == 0 or scratch.first_E[e] < 0:
-            continue
-        _count_served(e, group_G, placed, scratch)
-        here = group_G[busiest]
-        p, following = scratch.home_E[e], scratch.first_E[e]
-        while p >= 0:
-            g = p // S
-            if g != busiest and load_G[g] < load_G[busiest] - 1:
-                room = goal - load_G[g] if load_G[g] < goal else (load_G[busiest] - load_G[g]) // 2
-                pairs, cost = min(room, load_G[busiest] - goal, np.int64(quota_GS[busiest, s])), 0 if load_G[g] < goal else 1
-                if group_G[g] != here:
-                    spare = scratch.served_V[here] - near.demand_VE[here, e]
-                    lack = near.demand_VE[group_G[g], e] - scratch.served_V[group_G[g]]
-                    pairs = min(pairs, spare) if spare > 0 else pairs
-                    pairs = min(pairs, lack) if lack > 0 else pairs
-                    cost += 2 * (spare <= 0) - 2 * (lack > 0)
-                if pairs > 0 and (cost < best_cost or (cost == best_cost and pairs > best[2])):
-                    best_cost, best = cost, (busiest * S + s, p, pairs)
-            p = following
-            following = scratch.next_P[p] if p >= 0 else -1
-    return best
-
-
-@inner_kernel
-def _push(goal, near, placed, scratch):
-    """Pushes pairs off the busiest rank until no rank is above the goal or the busiest rank cannot push any."""
-    S, load_G = placed.expert_GS.shape[1], placed.load_G
-    _link(placed, scratch)
-    for _ in range(6 * load_G.size):
-        busiest = load_G.argmax()
-        if load_G[busiest] <= goal:
-            return
-        p, q, pairs = _best_push(busiest, goal, near, placed, scratch)
-        if p < 0:
-            return
-        placed.quota_GS[p // S, p % S] -= pairs
-        placed.quota_GS[q // S, q % S] += pairs
-        load_G[p // S] -= pairs
-        load_G[q // S] += pairs
-
-
 @kernel
 def _grouped(num_groups, row):
     """Returns nodes in groups of about equal size, in the order of their lowest ranks, with each group's demand."""
@@ -215,23 +126,26 @@ def _grouped(num_groups, row):
             group_V[v] = num_seen * num_groups // num_nodes
             num_seen += 1
             demand_VE[group_V[v]] += row.demand_VE[v]
-    return _Groups(group_V[node_G], demand_VE)
+    return Groups(group_V[node_G], demand_VE)
 
 
 @kernel
-def _rounds(goal, near, num_held, home, tried, most_s, best, s):
+def _rounds(goal, near, most, home, tried, most_s, best, s):
     """Overwrites `best` with the cheapest set of replicas near tokens that it tries, if that costs less than `most_s`.
 
     Prices of ranks start at 0. Each round chooses replicas for all groups and gives them to ranks. Then it raises the prices of
     ranks above the goal and lowers those of ranks below it, and pushes pairs until the row is level. The rounds are subgradient
-    steps on the Lagrangian of "no rank above the goal". Returns the cost of `best`, or `most_s` if nothing cheaper was found.
+    steps on the Lagrangian of "no rank above the goal". `most` limits the replicas on a rank and the copies out of a home.
+    Returns the cost of `best`, or `most_s` if nothing cheaper was found.
     """
     (G, S), (V, E), group_G = home.expert_GS.shape, near.demand_VE.shape, near.group_G
     num_base, by_node = S - s.num_slots, s.row.ranks.travel == BY_NODE
+    num_held, most_out = most
     slots = G * num_held
-    scratch = _Scratch(
+    scratch = Scratch(
         home_of_experts(num_base, home.expert_GS), np.zeros(G), np.empty(slots), np.empty(slots, np.int64),
         np.empty(slots, np.int64), np.empty(E, np.int64), np.empty(G * S, np.int64), np.empty(V, np.int64),
+        np.empty(G, np.int64),
     )  # fmt: skip
     slots_V, end_V = np.zeros(V, np.int64), np.zeros(V, np.int64)
     for g in range(G):
@@ -239,8 +153,9 @@ def _rounds(goal, near, num_held, home, tried, most_s, best, s):
     least_s = np.inf
     for n in range(max(2, min(ROUNDS, ROUNDS * RANKS // G))):
         assign(tried, home)
+        scratch.out_G[:] = 0
         for v in range(V):
-            end_V[v] = _choose(v, end_V[v - 1] if v else 0, slots_V[v], goal, tried, near, scratch)
+            end_V[v] = _choose(v, end_V[v - 1] if v else 0, slots_V[v], most_out, goal, tried, near, scratch)
         for i in range(end_V[V - 1]):
             p = scratch.home_E[scratch.expert_I[i]]
             tried.quota_GS[p // S, p % S] -= scratch.pairs_I[i]
@@ -253,7 +168,7 @@ def _rounds(goal, near, num_held, home, tried, most_s, best, s):
         for step in STEPS:
             if step > 1.0 and (not by_node or tried.load_G.max() <= step * goal):
                 continue
-            _push(np.int64(step * goal), near, tried, scratch)
+            push(np.int64(step * goal), near, tried, scratch)
             this_s = price_of(tried, s)
             least_s = min(least_s, this_s)
             if this_s < most_s:
@@ -269,12 +184,16 @@ def _rounds(goal, near, num_held, home, tried, most_s, best, s):
 def _try_groups(num_groups, home, goal, tried, most_s, best, s):
     """Overwrites `best` with replicas for `num_groups` groups if they cost less than `most_s`.
 
-    At first, a rank holds as many replicas as overlap with compute, and then as many as fit.
+    At first, a rank holds as many replicas as overlap with compute, and then as many as fit. If every pair is sent separately,
+    sets in which the copies out of a home overlap with compute, too, are tried before.
     """
-    near, num_held = _grouped(num_groups, s.row), _num_held(s.rates, s.num_slots)
-    most_s = _rounds(goal, near, num_held, home, tried, most_s, best, s)
+    near, free, unlimited = _grouped(num_groups, s.row), _num_free(s.rates), np.int64(home.expert_GS.size)
+    num_held = min(free, s.num_slots)
+    if s.row.ranks.travel != BY_NODE:
+        most_s = _rounds(goal, near, (num_held, free), home, tried, most_s, best, s)
+    most_s = _rounds(goal, near, (num_held, unlimited), home, tried, most_s, best, s)
     if num_held < s.num_slots:
-        most_s = _rounds(goal, near, np.int64(s.num_slots), home, tried, most_s, best, s)
+        most_s = _rounds(goal, near, (np.int64(s.num_slots), unlimited), home, tried, most_s, best, s)
     return most_s
 
 
