@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 # Where a shell forbids byte code, every process that tests start would compile all modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lint types unit core test-heavy test-oldest test-triton test-transformers dist audit test-megatron test-megatron-newest test-verl smoke-verl resolve fuzz engine-answers nightly results bench docs pictures clean
+.PHONY: demo test lint types unit test-heavy test-oldest test-triton test-transformers dist audit test-megatron test-megatron-newest test-verl smoke-verl resolve fuzz engine-answers nightly results bench docs pictures clean
 
 demo: .venv/.test
 	$(BIN)/python -m examples.grpo --ranks 2 --pages build/demo
@@ -43,11 +43,6 @@ unit: .venv/.test
 test-heavy: .venv/.test
 	@$(BIN)/python -m foremoe warm-up
 	$(SIDE_BY_SIDE) -m heavy
-
-# Both at once: collected once, and long files of one leave no core idle while files of the other are left.
-core: .venv/.test
-	@$(BIN)/python -m foremoe warm-up
-	$(SIDE_BY_SIDE)
 
 # Core tests on the lowest versions that pyproject.toml allows, without torch, in an environment of their own.
 test-oldest:

@@ -64,7 +64,6 @@ def test_ci_runs_targets_of_the_makefile_and_all_that_test():
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     (listed,) = re.findall(r"^for stage in (.*); do$", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
     run = set(re.split(r"[ +]", listed))
-    run |= {"unit", "test-heavy"} if "core" in run else set()
     nightly = set(re.findall(r"^\t\$\(MAKE\) --no-print-directory ([\w-]+)$", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert run <= targets and nightly <= targets
     assert run | nightly >= {name for name in targets if name.startswith("test-")} | {"lint", "types", "unit", "docs"}
