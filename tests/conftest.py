@@ -54,7 +54,7 @@ LONGEST = (
     "test_third_party.py", "test_cli_compare.py", "test_refusals.py", "test_readme.py", "test_simulate.py",
     "test_compiled.py", "test_reference.py", "test_split.py", "test_transitions.py", "test_fields.py", "test_exact.py",
     "test_tutorial.py", "test_fall_back.py", "test_extending.py",
-    "test_megatron_layouts.py", "test_megatron_flex.py", "test_verl_engine.py", "test_loop.py",
+    "test_megatron_layouts.py", "test_megatron_flex.py",
 )  # fmt: skip
 
 
