@@ -117,6 +117,19 @@ def test_groups_of_nodes_serve_their_own_tokens(regime, redundant, most):
     assert started.same_as(Search(effort=0, without=("groups",)).solve(problem, problem.static()))
 
 
+def test_replicas_near_tokens_whose_copies_overlap_at_their_homes_are_tried_too():
+    """Under pairs dispatch. Without a limit on the copies out of a home, the saving is 5 %."""
+    work = synthetic_workload(
+        "qwen3-235b-a22b", num_ranks=32, tokens_per_rank=4096, micro_steps=1, num_layers=4, regime="gpt-oss-like", seed=1
+    )
+    problem = Problem.of(work, Cluster.preset("8xa100", 32, dispatch="pairs"), redundant=2)
+    near_s, even_s = (
+        foremoe.price(problem, Search(effort=0, without=parts).solve(problem, problem.static())).total_s.sum()
+        for parts in ((), ("bring",))
+    )
+    assert near_s <= 0.94 * even_s
+
+
 def test_groups_follow_the_order_of_ranks_and_not_the_numbers_of_nodes():
     work = synthetic_workload(
         "qwen3-30b-a3b", num_ranks=64, tokens_per_rank=4096, micro_steps=1, num_layers=1, regime="mild", seed=1
