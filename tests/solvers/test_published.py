@@ -129,15 +129,30 @@ def test_a_giver_of_moon_ep_that_sinks_below_the_mean_is_filled_later():
     assert served(placement) == [row] and placement.load_NG().tolist() == [[10, 10, 10]]
 
 
-def test_the_strategy_llep_is_as_published():
-    """Its code: capacity 1.1 x mean, chunks of 1024, off below a skew of 1.3."""
-    assert STRATEGIES["llep"].rank == (LeastLoaded(alpha=1.1, min_pairs=1024, threshold=1.3),)
-
-
 def test_moon_ep_takes_as_many_slots_as_the_giver_has_experts():
     # Rank 1 lacks 9 pairs, of which no expert of rank 0 has more than 6.
     for redundant, expected in ((1, [12, 6]), (2, [9, 9]), (3, [9, 9])):
         assert loads_of(MoonEp(), [6, 6, 6, 0, 0, 0], 2, redundant) == expected
+
+
+def test_least_loaded_as_published_on_cases_by_hand():
+    """Worked from its code: capacity 1.1 x mean, chunks of 1024, off below a skew of 1.3."""
+    (llep,) = STRATEGIES["llep"].rank
+    assert llep == LeastLoaded(alpha=1.1, min_pairs=1024, threshold=1.3)
+    for load_E, expected in (
+        ([12_900, 7100], [12_900, 7100]),  # skew 1.29: off
+        ([13_100, 6900], [11_000, 9000]),
+        ([1400, 600], [1100, 900]),  # the last chunk may be below the least
+        # Capacity 5500: 6400 leave rank 0 and rank 1 takes 5000. 900 would be less than a chunk, so rank 2 takes all 1400 that
+        # are left; its own expert comes later, finds 4100 of room and spills 500.
+        ([11_900, 500, *[4600] * 6], [5500, 5500, 5500, 5100, *[4600] * 4]),
+    ):
+        assert loads_of(llep, load_E, len(load_E), len(load_E)) == expected
+    assert served(solved(llep, [[[11_900, 500, *[4600] * 6]]], [0] * 8, 8))[0][2, 0] == 1400
+    # Without its hottest expert rank 0 is full, so all of that expert leaves; the next one keeps what fits.
+    found = solved(llep, [[[7000, 6000, 6000, 1000, 0, 0]]], [0, 0], 2)
+    assert found.load_NG().tolist() == [[11_000, 9000]]
+    assert served(found)[0] == {(0, 1): 5000, (0, 2): 6000, (1, 3): 1000, (1, 0): 7000, (1, 1): 1000}
 
 
 @given(problem=problems(), solver=SOLVERS["Quota"])
@@ -164,6 +179,28 @@ def test_a_replica_of_greedy_that_gives_everything_away_leaves_its_slot():
     placement = Greedy().solve(problem, problem.static())
     require_valid(problem, placement)
     assert served(placement) == rules.rows(problem, lambda *row: rules.greedy(*row, Greedy()))
+
+
+@given(problem=problems(), solver=SOLVERS["Feplb"])
+def test_experts_of_feplb_stay_whole_inside_their_node_and_few_move(problem, solver):
+    node_G = problem.cluster.node_of_rank_G
+    for n, row in enumerate(served(solver.solve(problem, problem.static()))):
+        assert sorted(e for _, e in row) == np.flatnonzero(problem.load_NE[n]).tolist()  # each once: none is split
+        home_of = {int(e): g for g, base_B in enumerate(problem.base_NGB[n]) for e in base_B}
+        moved = [(g, home_of[e]) for g, e in row if g != home_of[e]]
+        assert all(node_G[g] == node_G[home] for g, home in moved)
+        for end in zip(*moved, strict=True):
+            assert np.bincount(end).max() <= solver.dyn
+
+
+def test_feplb_on_a_case_by_hand():
+    # Node 0 has 15, 3 and 2: the 6 goes to rank 2, the 4 to rank 1, a 1 of rank 2 to rank 0. Node 1 is one rank.
+    load_E, node_G = [6, 5, 4, 1, 1, 1, 1, 1, 0, 20, 20, 0], [0, 0, 0, 1]
+    assert loads_of(Feplb(), load_E, 4, 4, node_G) == [6, 7, 7, 40]
+    # One expert each, given and taken: rank 0 gives its 6 to rank 2 and is done.
+    assert loads_of(Feplb(dyn=1), load_E, 4, 4, node_G) == [9, 3, 8, 40]
+    # Rank 2 has room for both experts of 5 pairs, but receives one at most.
+    assert loads_of(Feplb(dyn=1), [5, 10, 5, 10, 0, 0], 3, 2) == [10, 15, 5]
 
 
 def large():

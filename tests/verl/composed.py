@@ -21,7 +21,7 @@ def python_that_tells(folder):
 
 
 def config_of(folder):
-    """What ``python -m MODULE ... --cfg job`` prints for the arguments that were kept."""
+    """Returns the config that ``python -m MODULE ... --cfg job`` prints for the arguments that were kept."""
     module, *arguments = Path(folder, "told").read_text().removesuffix("\0").split("\0")[1:]
     assert module == "verl.trainer.main_ppo"
     said = io.StringIO()
